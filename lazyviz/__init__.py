@@ -46,6 +46,7 @@ __all__ = [
     "read",
     "replicas",
     "report",
+    "stop_at_nan",
     "timeline",
     "trace_value",
     "unload_ipython_extension",
@@ -157,8 +158,9 @@ def diff(a: Any, b: Any) -> DiffView:
     Names, layouts, dead code and the order of parameters, outputs and lines make none.
 
     Args:
-        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it), or
-            the number of a step of this session.
+        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it, or
+            what its step ran for it), or a step of this session: its number, `"last"`, or its
+            graph's name.
         b: Likewise.
 
     Raises:
@@ -178,17 +180,35 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
     itself may differ from what the optimised step gives; `compare_modes` tells how far.
 
     Args:
-        tensors: Pending lazy tensors of floating-point numbers; without any, all that is pending.
+        tensors: Lazy tensors of floating-point numbers, pending or made by a finished step whose
+            inputs are kept (`config.keep_values`); without any, all that is pending, else the
+            last step.
 
     Returns:
         A view; true if something is not finite.
 
     Raises:
-        UsageError: Nothing is pending for them, so the ops behind them are gone.
+        UsageError: Nothing is pending for them, and the inputs of their step are not kept, so the
+            ops behind them are gone.
     """
     from lazyviz.inspection import numerics
 
     return numerics.find_nan(*tensors)
+
+
+def stop_at_nan(*, on: bool = True) -> None:
+    """End a loop at the first step whose loss or gradients are not finite; `%lazy nan on`.
+
+    The barrier of that step raises `lazyrt.errors.NotFiniteError` with the op in which it begins,
+    its line and its operands. The step stays pending: weights are as before it. Each step waits
+    for its results and copies what it overwrites; its graph and its executable stay as they are.
+
+    Args:
+        on: False lets steps run again whatever they compute.
+    """
+    import lazyrt
+
+    lazyrt.config.set("stop_at_nan", value=on, origin=f"lazyviz.stop_at_nan(on={on})")
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
@@ -243,15 +263,17 @@ def export_trace(path: str | Path) -> Path:
 def explore(*things: Any, **options: Any) -> ExploreView:
     """Return a view to walk through a program; a notebook shows it live, with a static copy.
 
-    A click on an op of a pending graph shows its value; the step stays as it is. Of a module
+    A click on an op of a pending graph, or of a finished step whose inputs are kept
+    (`config.keep_values`), shows its value; the step stays as it is. Of a module
     with inputs the graph of that one call is shown: it is recorded and taken back, so nothing of
     it runs, no random number is drawn, and what was pending stays as it was, as do the attributes
     of modules, gradients and optimizers. What the call does to other Python objects, such as a
     list that it appends to, stays.
 
     Args:
-        things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or
-            StableHLO as text or a path; the number of a step of this session; a module, for
+        things: Nothing for all that is pending, else the last step; lazy tensors; a graph; a
+            computation; HLO or StableHLO as text or a path; a step of this session: its number,
+            `"last"`, or its graph's name, such as `"graph.3"`; a module, for
             what is pending of its parameters, buffers and gradients; or a module or a function
             and what to call it with.
         options: Arguments of that call by name.

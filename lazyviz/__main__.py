@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _USAGE = """usage: python -m lazyviz COMMAND
 
 commands:
+  run       run a script with what a notebook has: strip, report, trace (run --help)
   tour      run the first notebook here and write it as one web page (tour --help)
   read      show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
   report    summarise a trace that %lazy timeline --export wrote (report --help)
@@ -26,6 +27,7 @@ commands:
 """
 # Loaded when asked for: a trace is read without what runs a notebook.
 _COMMANDS = {
+    "run": "lazyviz.documents.script",
     "tour": "lazyviz.documents.tour",
     "read": "lazyviz.foreign.read",
     "report": "lazyviz.timing.trace_file",

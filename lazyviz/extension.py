@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import formatters, session
 from lazyviz.render.strip import has_copy_button
+from lazyviz.render.text import plural
 from lazyviz.session import SHELL_ATTRIBUTE, Session
 from lazyviz.shell import displayed, magics, tracebacks
 
@@ -49,6 +50,7 @@ class Extension:
         self._open: list[ExecutionInfo] = []
         self._undo: list[Callable[[], None]] = []
         self._copying: Any = None
+        self._cancelled: tuple[str, int] | None = None
 
     def install(self) -> None:
         """Put every hook in place."""
@@ -96,7 +98,9 @@ class Extension:
         self.session.last_error = _last_error()
         # nbval and VS Code run cells without history: those keep the count of the next.
         count: int = self._shell.execution_count
-        self.session.start_cell(count - 1 if info.store_history else count)
+        number = count - 1 if info.store_history else count
+        self.session.start_cell(number)
+        self._tell_cancelled(info.raw_cell)
 
     def _after_cell(self, result: Any) -> None:
         if not self._close(result):
@@ -108,8 +112,28 @@ class Extension:
             strip = self.session.finish_cell(error)
         if strip is not None and self.session.strips:
             self._publish(strip)
+        if strip is not None and strip.interrupted and strip.pending_ops:
+            self._cancelled = result.info.raw_cell, self.session.cells[-1].number or 0
+        elif strip is not None and strip.barriers:
+            self._cancelled = None
         if strip is not None:
             self._tell_tables()
+
+    def _tell_cancelled(self, source: str | None) -> None:
+        """Say that a cell is run again on top of what it left pending when it was cancelled."""
+        runtime = session.runtime()
+        if self._cancelled is None or self._cancelled[0] != source or runtime is None:
+            return
+        number = self._cancelled[1]
+        self._cancelled = None  # told once
+        ops = len(runtime.pending_graph().nodes)
+        if ops:
+            said = (
+                f"Still pending of cell {number}, which was cancelled: {plural(ops, 'op')}. This "
+                "cell records its work on top of that. %lazy drop takes it back, "
+                "lazyrt.mark_step() runs it."
+            )
+            self._shell.display_pub.publish({"text/plain": said}, metadata={})
 
     def _tell_tables(self) -> None:
         """Let the tables of live tensors that somebody sees follow the program."""

@@ -28,6 +28,7 @@ _PLAN = "<lazyrt "
 _MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60
 _MIN_PICTURED = 16
+_EMPTY = "<Graph: nothing is pending; lazyrt.inspect(STEP).graph is that of a step>"
 
 
 def install(shell: InteractiveShell) -> list[Callable[[], None]]:
@@ -64,7 +65,8 @@ def statistics(value: Any) -> str:
             parts.append(f"std {float(finite.std()):.4g}")
     for name, count in (
         ("NaN", int(numbers.isnan().sum())),
-        ("Inf", int(numbers.isinf().sum())),
+        ("Inf", int(numbers.isposinf().sum())),
+        ("-Inf", int(numbers.isneginf().sum())),
     ):
         if count:
             parts.append(f"{count:,} {name}")
@@ -161,21 +163,28 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     return show
 
 
-def graph_doc(graph: Any, hint: str = "") -> Doc:
+def graph_doc(shown: Any, hint: str = "") -> Doc:
     """Return a graph's listing; on a page its drawing.
 
     Args:
-        graph: A graph of the runtime.
+        shown: A graph of the runtime, or an inspection of one.
         hint: A line below the drawing.
     """
+    graph = getattr(shown, "graph", shown)
+    held = getattr(shown, "holdings", None)
     if not graph.nodes:
-        return Doc([Sentence("<Graph: nothing is pending>")])
+        return Doc([Sentence(_EMPTY)])
     listing = text.listing(graph, _MAX_LISTED_OPS)
     current = session.current()
     if current is None:
         return Doc([Code(listing)])
     return Doc(
-        [Drawn(listing, lambda: svg.graph_html(current.drawing_of(graph), hint=hint))]
+        [
+            Drawn(
+                listing,
+                lambda: svg.graph_html(current.drawing_of(graph, held=held), hint=hint),
+            )
+        ]
     )
 
 

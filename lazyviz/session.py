@@ -44,7 +44,8 @@ _MAX_WAIT_S = 0.2
 # Names cost one walk of the graph each, so large graphs do without.
 _MAX_NAMED_NODES = 2_000
 _MAX_NAMES = 50
-# Ops that run for tensors of an earlier cell alone, from which on a strip tells.
+# Ops that a cell left pending, or that run for tensors of an earlier cell alone, from which on a
+# strip tells.
 _MIN_WAITING = 10
 # Ops that one cell leaves pending, from which on a strip tells which loop recorded them.
 _MANY_PENDING = 1_000
@@ -320,6 +321,9 @@ class Session:
         if is_new:
             self._shown_fingerprint = fingerprint
         drawing = self.drawing_of(graph, new_ids) if is_new and self.strips else None
+        step = tally.largest[1] if tally.largest is not None and not ids else None
+        if step is not None and self.strips:
+            drawing = self._drawing_of_step(runtime, step)
         strip = dataclasses.replace(
             figures,
             pending_ops=len(ids),
@@ -328,16 +332,28 @@ class Session:
             error=type(error).__name__ if error is not None else None,
             interrupted=isinstance(error, KeyboardInterrupt),
             graph=drawing,
+            drawn_step=step,
             state=runtime.status(),
             mode=str(runtime.mode()),
             waits=self.progress.waits,
             waiting=(
                 *self._waiting(graph, anew=bool(tally.executed_barriers)),
-                *self._growing(graph, len(new_ids)),
+                *(
+                    self._growing(graph, len(new_ids))
+                    or self._left(figures, len(new_ids))
+                ),
             ),
             breaks=self._breaks(runtime, tally.new_steps),
         )
         return strip, fingerprint
+
+    def _drawing_of_step(self, runtime: ModuleType, step: int) -> DrawGraph | None:
+        """Return the drawing of the graph that a step ran; None if it is not kept as IR."""
+        record = runtime.graph_of_step(step)
+        if record is None or record.graph is None:
+            return None
+        inspection = runtime.inspect(step)
+        return self.drawing_of(inspection.graph, held=inspection.holdings)
 
     def _waiting(self, graph: Graph, *, anew: bool) -> tuple[str, ...]:
         """Return which earlier cells' tensors make the next step bigger, each told once."""
@@ -354,6 +370,14 @@ class Session:
         ]
         self._told_waiting.update(each.cell for each in found)
         return tuple(map(str, found))
+
+    def _left(self, figures: Strip, new: int) -> tuple[str, ...]:
+        """Return that what a cell left pending joins the next step, once steps have run."""
+        if new < _MIN_WAITING or figures.left or not self.steps:
+            return ()
+        words = f"{new:,} ops are pending and will run with the next step"
+        what_to_do = "lazyrt.mark_step() runs them now, %lazy drop drops them"
+        return (f"{words}. {what_to_do}",)
 
     def _growing(self, graph: Graph, new: int) -> tuple[str, ...]:
         """Return the loop that fills the pending graph, where the cell made it much larger."""
@@ -380,18 +404,22 @@ class Session:
         return tuple(each.doc() for each in breaks_of(runtime, steps))
 
     def drawing_of(
-        self, graph: Graph, new_ids: frozenset[int] | None = None
+        self,
+        graph: Graph,
+        new_ids: frozenset[int] | None = None,
+        held: Mapping[Value, Holding] | None = None,
     ) -> DrawGraph:
         """Return the drawing of a graph, nothing folded, with the user's names.
 
         Args:
             graph: A graph of the runtime, pending or not.
             new_ids: Ids of the nodes that the shown cell recorded; None counts all as new.
+            held: What stands behind inputs and outputs; by default it is found now.
         """
         from lazyviz.draw.boxes import draw_graph
 
         names, runs = self.names_in(graph), self.runs_of(graph)
-        held = self._holdings_of(graph)
+        held = self._holdings_of(graph) if held is None else held
         return draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
 
     def _holdings_of(self, graph: Graph) -> Mapping[Value, Holding] | None:
@@ -407,11 +435,6 @@ class Session:
     def runs_of(self, graph: Graph) -> dict[Node, int]:
         """Return how often op-by-op mode has run each node since the last barrier."""
         return self._runtime.times_run(graph) if self._runtime is not None else {}
-
-    def input_names_in(self, graph: Graph) -> dict[Value, str]:
-        """Return what the user calls a graph's inputs, if it is small and pending."""
-        held = self._holdings_of(graph) or {}
-        return {value: each.name for value, each in held.items() if value.node is None}
 
     def names_in(self, graph: Graph) -> dict[Value, str]:
         """Return the user's variable names of a graph's roots."""

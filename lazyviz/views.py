@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 
+from lazygraph.errors import HloError
 from lazyviz import session as sessions
 from lazyviz.doc import Doc, Facts, Line, Note, Part
+from lazyviz.inspection.subjects import (
+    LAST,
+    NothingToShow,
+    Target,
+    is_step_name,
+    target_of,
+)
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, named_tensors
 
 if TYPE_CHECKING:
@@ -48,7 +56,8 @@ CELL_USAGE = {
 _USAGE_WIDTH = 23
 _LAST = (
     "Looking never runs the pending graph and never changes it. EXPR is a tensor, a list, tuple\n"
-    "or dict of tensors, a module, or any expression that gives one."
+    "or dict of tensors, a module, or any expression that gives one; or a step: its number, `last`,\n"
+    "or its graph's name. Without one it is what is pending, else the last step."
 )
 
 
@@ -239,6 +248,11 @@ def tensors(typed: Typed) -> Iterable[str]:
     return typed.tensors
 
 
+def graphs(typed: Typed) -> Iterable[str]:
+    """Return what names a graph: the last step, and tensors."""
+    return () if typed.given else (LAST, *typed.tensors)
+
+
 def options(*names: str) -> Callable[[Typed], Iterable[str]]:
     """Return a completer of options that may stand anywhere, each once."""
 
@@ -301,15 +315,6 @@ class Command:
                 f"%lazy {self.name} takes nothing after it, but got {self.rest!r}."
             )
 
-    def step(self, alone: str) -> int | None:
-        """Return the number of the step that the line names, None if it names none."""
-        if self.rest and not self.rest.isdecimal():
-            raise UsageError(
-                f"%lazy {self.name} {self.rest}: {self.rest!r} is not a step's number. %lazy "
-                f"step lists them; {alone}"
-            )
-        return int(self.rest) if self.rest else None
-
     def value(self, expression: str) -> Any:
         """Return what an expression stands for."""
         return value_of(self.shell, self.name, expression)
@@ -326,28 +331,24 @@ class Command:
             raise UsageError(no_tensors(self.name, expression, value, namespace))
         return found
 
-    def graph(self, expression: str) -> Any:
-        """Return the pending graph of everything or of an expression.
+    def thing(self, expression: str) -> Any:
+        """Return what an expression names: a step as it is written, or a value."""
+        return expression if is_step_name(expression) else self.value(expression)
+
+    def target(self, expression: str) -> Target:
+        """Return the pending graph or the finished step that an expression names.
 
         Raises:
-            NothingPending: There is none.
+            NothingToShow: There is none.
+            UsageError: There is no such step, or no tensor in it.
         """
-        if not expression:
-            graph = self.runtime.pending_graph()
-            if not graph.nodes:
-                raise NothingPending("Nothing is pending.")
-            return graph
-        found = filter(self.runtime.is_pending, self.tensors(expression))
-        pending = list(found)
-        if not pending:
-            raise NothingPending(
-                f"{expression} is computed already: nothing is pending for it."
-            )
-        return self.runtime.pending_graph(*pending)
-
-
-class NothingPending(Exception):  # noqa: N818 - no error: the answer to a question
-    """There is no pending graph to show; the message says so."""
+        runtime = self.runtime
+        things = [self.thing(expression)] if expression else []
+        if things and not is_step_name(things[0]):
+            found = self.tensors_of(expression, things[0])
+            things = [*filter(runtime.is_pending, found)] or found
+        with refused(f"%lazy {self.name} {expression}: ", HloError):
+            return target_of(runtime, *things)
 
 
 @contextmanager
@@ -356,6 +357,8 @@ def refused(before: str = "", kind: type[Exception] = ValueError) -> Iterator[No
     __tracebackhide__ = True
     try:
         yield
+    except NothingToShow:
+        raise
     except kind as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         raise UsageError(f"{before}{error}{notes}") from None

@@ -42,8 +42,11 @@ def _server():
     folder = tempfile.mkdtemp(prefix="lazyviz-python-")
     address = os.path.join(folder, "socket")  # noqa: PTH118 - the relay is to start quickly
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LAZY")}
+    with open(__file__, encoding="utf-8") as source:  # noqa: PTH123
+        # As text, so that its frames are nobody's lines.
+        words = [sys.executable, "-c", source.read(), "serve", address]
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", address],
+        words,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -129,7 +132,7 @@ def _become(request, streams, held):
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    inherited = {*before.split(os.pathsep), os.path.dirname(__file__)}  # noqa: PTH120
+    inherited = {*before.split(os.pathsep), ""}
     rest = [path for path in sys.path if path not in inherited]
     sys.path[:] = [path for path in paths if path] + rest
 

@@ -150,7 +150,7 @@ def _node_marks(
 ) -> tuple[str, ...]:
     marks = ["view"] if is_view else []
     held = [holdings[v] for v in node.outputs if v in holdings]
-    version = max((each.version for each in held), default=0)
+    version = max((each.version or 0 for each in held), default=0)
     if version:
         marks.append(f"v{version}")
     if any(each.overwrites is not None for each in held):

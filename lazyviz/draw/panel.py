@@ -257,7 +257,9 @@ def statistics_text(summary: Summary | TensorPrinted) -> str:
         parts.append(f"{summary.low:.4g} to {summary.high:.4g}")
         parts.append(f"mean {summary.mean:.4g}")
         parts.append(f"std {summary.std:.4g}")
-    for name, count in (("NaN", summary.nan), ("Inf", summary.infinite)):
+    minus = summary.minus_infinite
+    counts = (summary.nan, summary.infinite - minus, minus)
+    for name, count in zip(("NaN", "Inf", "-Inf"), counts, strict=True):
         if count:
             parts.append(f"{count:,} {name}")
     return " · ".join(parts)
@@ -359,11 +361,6 @@ def value_html(
         f'<p class="lzc">computed in {markup(took)}, the step is as before{others}</p>'
     )
     return f'{line}<div data-value="{node}">{value}</div>'
-
-
-def error_html(error: BaseException) -> str:
-    """Return why there is no value to show."""
-    return refusal_html(str(error))
 
 
 def refusal_html(why: str) -> str:

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lazygraph import Graph, GraphDiff, HloError, graph_of, parse, read, trace_value
+from lazygraph import Graph, GraphDiff, HloError, parse, read, trace_value
 from lazygraph import diff as graph_diff
 from lazygraph import minimise as smallest
+from lazygraph.explain.nearest import nearest
 from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
-from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
 from lazyviz.doc import Code, Doc
 from lazyviz.draw import diff_html as diff_panel
@@ -31,9 +31,8 @@ from lazyviz.inspection.protocol import (
     panel_reply,
     search_text,
 )
-from lazyviz.inspection.subjects import graph_of_step
+from lazyviz.inspection.subjects import graph_to_compare
 from lazyviz.shell.displayed import Displayed
-from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +50,6 @@ _MOST_BOXES = 150
 
 _STDIN = Path("-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
-_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
 class DiffExplorer(Walk[Union]):
@@ -287,7 +285,7 @@ class DiffView(Displayed):
 
 def compare(a: Any, b: Any) -> DiffView:
     """Return the difference of two programs; see `lazyviz.diff`."""
-    graphs = _graph(a), _graph(b)
+    graphs = graph_to_compare(a), graph_to_compare(b)
     if all(is_path(thing) for thing in (a, b)):
         _tell_apart(graphs, (a, b))
     return DiffView(graph_diff(*graphs))
@@ -296,7 +294,7 @@ def compare(a: Any, b: Any) -> DiffView:
 def trace(program: Any, name: str) -> ValueTrace:
     """Follow a value of a program or a step; see `lazyviz.trace_value`."""
     is_text = isinstance(program, (str, Path, bytes))
-    return trace_value(program if is_text else _graph(program), name)
+    return trace_value(program if is_text else graph_to_compare(program), name)
 
 
 class MinimisedView(Displayed):
@@ -321,7 +319,7 @@ class MinimisedView(Displayed):
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     """Return the smallest part of a program that shows something; see `lazyviz.minimise`."""
-    graph = _graph(program)
+    graph = graph_to_compare(program)
     return MinimisedView(smallest(graph, shows), len(graph))
 
 
@@ -331,7 +329,7 @@ def minimise_lacked(program: Any, other: Any) -> MinimisedView:
     Raises:
         HloError: One of them is no program, or there is nothing that the other lacks.
     """
-    graph, known = _graph(program), _graph(other)
+    graph, known = graph_to_compare(program), graph_to_compare(other)
     shows = lacked_by(known)
     if not shows(graph):
         raise HloError(
@@ -347,7 +345,7 @@ def lacked_by(other: Any) -> Callable[[Graph], bool]:
     Raises:
         HloError: `other` is no program, or no step that is known.
     """
-    known = _graph(other)
+    known = graph_to_compare(other)
 
     def shows(part: Graph) -> bool:
         found = graph_diff(known, part)
@@ -357,69 +355,27 @@ def lacked_by(other: Any) -> Callable[[Graph], bool]:
     return shows
 
 
-def _graph(thing: Any) -> Graph:
-    runtime = session.runtime()
-    if runtime is not None:
-        if is_lazy(thing):
-            return graph_of(runtime.pending_graph(thing))
-        if isinstance(thing, (list, tuple)) and thing and all(map(is_lazy, thing)):
-            return graph_of(runtime.pending_graph(*thing))
-        if isinstance(thing, str):
-            thing = _compiled(runtime, thing) or thing
-    if isinstance(thing, bool) or not isinstance(thing, int):
-        return graph_of(thing)
-    if runtime is None:
-        raise HloError(
-            f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."
-        )
-    return graph_of_step(runtime, thing)
-
-
-def _compiled(runtime: ModuleType, text: str) -> Any:
-    """Return the compiled graph of a name, `graph.3`, or of a fingerprint or its beginning."""
-    is_fingerprint = _FINGERPRINT.fullmatch(text) is not None
-    found = [
-        record
-        for record in runtime.compiled_graphs()
-        if record.name == text
-        or (is_fingerprint and record.key.fingerprint.startswith(text))
-    ]
-    if not found or Path(text).exists():
-        return None
-    if found[-1].snapshot is None:
-        raise HloError(
-            f"the graph {text} is no longer kept: too many graphs were compiled since. "
-            "%lazy graphs lists those that are."
-        )
-    return found[-1]
-
-
 def last_two(runtime: ModuleType) -> tuple[int, int] | None:
     """Return the step of the latest new graph, and in front of it the nearest one before.
 
-    Where the nearest is not known any more, the last step before that ran another graph.
+    That is the graph with which the explanation of the new one compares it.
     """
     records = sorted(
         (record for record in runtime.compiled_graphs() if record.snapshot is not None),
         key=lambda record: record.first_step,
     )
     by_name = {record.name: record for record in records}
-    for record in reversed(records):
-        nearest = by_name.get(getattr(record.explanation, "against", ""))
-        if nearest is not None and nearest.first_step < record.first_step:
-            last = runtime.graph_of_step(nearest.last_step)
-            is_known = last is nearest and nearest.last_step < record.first_step
-            return (
-                nearest.last_step if is_known else nearest.first_step
-            ), record.first_step
-        before = record.first_step - 1
-        while before >= 0:
-            earlier = runtime.graph_of_step(before)
-            if earlier is not None and earlier.fingerprint != record.fingerprint:
-                return before, record.first_step
-            if record.first_step - before > 100:  # noqa: PLR2004 - steps that ran nothing
-                break
-            before -= 1
+    for k in range(len(records) - 1, 0, -1):
+        record = records[k]
+        other = by_name.get(getattr(record.explanation, "against", ""))
+        closest = nearest(record, records[:k]) if other is None else None
+        if closest is not None:
+            other = closest[0]
+        if other is not None and other.first_step < record.first_step:
+            last = runtime.graph_of_step(other.last_step)
+            is_known = last is other and other.last_step < record.first_step
+            step = other.last_step if is_known else other.first_step
+            return step, record.first_step
     return None
 
 

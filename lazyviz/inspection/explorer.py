@@ -52,6 +52,10 @@ _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
 MOST_BOXES = 300
 _MAX_FALLBACKS = 50
 _WHOLE = "whole graph"
+_NOT_KEPT = (
+    "This step has run, and its inputs are not kept: a click shows what tensors still hold. "
+    "`lazyrt.config.keep_values = 'last'` keeps them from the next step on."
+)
 _FOLDING_NAMES: dict[Folding, str] = {
     "auto": "to an overview",
     "module": "by module",
@@ -138,8 +142,10 @@ class Explorer(Walk["Program"]):
             view.title,
             [box for box in boxes if box.members],
             [box for box in boxes if not box.members],
-            has_values=self._inspection is not None,
+            has_values=self._inspection is not None and self._inspection.is_current,
         )
+        if self._inspection is not None and not self._inspection.is_current:
+            words += panel.note_html(_NOT_KEPT)
         is_whole = len(self._views) == 1
         return (
             words + self.graph_break.panel() if self.graph_break and is_whole else words
@@ -261,7 +267,7 @@ class Explorer(Walk["Program"]):
         try:
             look = inspection.look_at_input(leaf, at, picture_axes(leaf.shape))
         except RuntimeError as error:
-            yield panel_reply(facts + panel.error_html(error), box=index)
+            yield panel_reply(facts + _why_not(error), box=index)
             return
         chooser = panel.slice_chooser(look, kind="input", name=box.op)
         value = look_view(look, formatters.facts(look), chooser, at)
@@ -284,9 +290,7 @@ class Explorer(Walk["Program"]):
         try:
             found = inspection.check_cone(node)
         except RuntimeError as error:
-            yield panel_reply(
-                self._details.facts(node) + panel.error_html(error), box=index
-            )
+            yield panel_reply(self._details.facts(node) + _why_not(error), box=index)
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
@@ -313,7 +317,7 @@ class Explorer(Walk["Program"]):
         try:
             took = inspection.measure()
         except RuntimeError as error:
-            yield panel_reply(panel.error_html(error), box=None)
+            yield panel_reply(_why_not(error), box=None)
             return
         cast("IrProgram", self._program).measured = took
         self._chosen_overlay = "time"
@@ -380,7 +384,7 @@ class Explorer(Walk["Program"]):
         try:
             program = self._subject.program(form)
         except RuntimeError as error:
-            yield panel_reply(panel.error_html(error), box=None)
+            yield panel_reply(_why_not(error), box=None)
             yield self._state()
             return
         self._chosen_form = form
@@ -460,7 +464,8 @@ class Explorer(Walk["Program"]):
         inspection = self._inspection
         if inspection is None:
             raise RequestError(
-                "this form has no values. Choose IR, and a graph that is pending."
+                "this form has no values. Choose IR, and a graph that is pending or of a step "
+                "whose inputs are kept."
             )
         return inspection
 
@@ -488,6 +493,14 @@ class Explorer(Walk["Program"]):
 
 def _busy(words: str) -> Reply:
     return panel_reply(panel.busy_html(words), box=None)
+
+
+def _why_not(error: RuntimeError) -> str:
+    """Return why there is no value to show; that it is gone is no failure."""
+    from lazyrt.errors import LostValueError
+
+    is_gone = isinstance(error, LostValueError)
+    return panel.note_html(str(error)) if is_gone else panel.refusal_html(str(error))
 
 
 def _haystack(box: Box) -> str:
@@ -530,7 +543,7 @@ class _Details:
             shape = inspection.value(node, output).shape
             look = inspection.look(node, output, at, picture_axes(shape))
         except RuntimeError as error:  # the runtime's own, and XLA's
-            return panel.error_html(error)
+            return _why_not(error)
         took = text.duration(time.perf_counter_ns() - start)
         outputs = inspection.node(node).outputs
         chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
@@ -556,7 +569,9 @@ class _Details:
         held = inspection.holdings.get(leaf) if inspection is not None else None
         if held is None:
             return []
-        rows = [("version", f"{held.version} of its storage")]
+        rows = []
+        if held.version is not None:
+            rows.append(("version", f"{held.version} of its storage"))
         if held.origin is not None:
             rows.append(("came from", str(held.origin).partition(": ")[2]))
         taker = held.overwritten_by
@@ -581,7 +596,7 @@ class _Details:
             rows=program.facts(node),
             python=program.python(node),
             inside=[name for name, _ in program.inside(node)],
-            has_values=self.inspection is not None,
+            has_values=self.inspection is not None and self.inspection.is_current,
         )
 
     def neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.gc_pause import gc_paused
 from lazyviz import session
-from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part
+from lazyviz.doc import Code, Doc, Drawn, Fold, Part
 from lazyviz.draw import svg
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of
@@ -37,11 +37,6 @@ class ExploreView(Displayed):
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to walk through."""
-        return not self.explorer.shown.boxes
-
     @cached_property
     def widget(self) -> GraphView:
         """The live view, made when somebody asks for it."""
@@ -55,8 +50,6 @@ class ExploreView(Displayed):
 
     def doc(self) -> Doc:
         """Return a line about the program and its listing; on a page a folded picture."""
-        if self.is_empty:
-            return Doc([Note("Nothing is pending.")])
         title = self.explorer.title
         copy = Fold(f"{title}, static copy", self._parts(title), in_text=True)
         return Doc([copy], css_class=self._twin, live=lambda: self.widget)
@@ -89,12 +82,12 @@ class ExploreView(Displayed):
 
 @gc_paused
 def explore(*things: Any, options: Mapping[str, Any] | None = None) -> ExploreView:
-    """Return a view of what is pending, of tensors, or of a program; see `lazyviz.explore`."""
+    """Return a view of what is pending, else of the last step; see `lazyviz.explore`."""
     current = session.current()
     runtime = session.runtime()
     subject = subject_of(*things, runtime=runtime, options=options)
     inspection = subject.inspection
-    if current is not None and inspection is not None:
+    if current is not None and inspection is not None and inspection.is_pending:
         names = {**subject.names, **current.names_in(inspection.graph)}
         graph_break = subject.graph_break
         subject = pending_subject(inspection, names, subject.first)

@@ -7,26 +7,26 @@ where that begins, by how much, and in which of XLA's fusions.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 import lazyrt
-from lazyrt.errors import UsageError
+from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
 from lazyviz.draw.model import type_text
-from lazyviz.draw.palette import not_finite_words
 from lazyviz.inspection.lifetimes import Timeline, of_hlo
+from lazyviz.inspection.subjects import LAST, step_number
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lazyrt import Graph
+    from lazyrt import Inspection
     from lazyrt.tools import Node, NotFinite, Operand, Origin, Value
+    from lazyviz.inspection.subjects import Target
 
 
 # Relative and absolute tolerance, as `torch.testing.assert_close` has them.
@@ -49,6 +49,7 @@ _FLOAT8 = frozenset(
 )
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_FUSED = 6
+_MAX_HELD = 8
 
 _COLUMNS = (
     "",
@@ -424,7 +425,7 @@ class NotFiniteView(Showable):
             lines.append(f"{text.plural(found.more, 'more such op')} left out.")
         lines += [
             f"{self._name(leaf)} {type_text(leaf.shape, leaf.dtype)} came in with "
-            f"{not_finite_words(*counts)}."
+            f"{counts}."
             for leaf, counts in found.inputs.items()
         ]
         return lines
@@ -435,7 +436,7 @@ class NotFiniteView(Showable):
                 f"%{origin.node.id} {origin.node.op.name}",
                 type_text(origin.value.shape, origin.value.dtype),
                 where_of(origin.node),
-                not_finite_words(origin.nan, origin.infinite),
+                str(origin.counts),
                 str(list(origin.first)) if origin.first else "",
                 "; ".join(self._made_of(each, origin) for each in origin.operands),
             ]
@@ -444,7 +445,7 @@ class NotFiniteView(Showable):
 
     def _made_of(self, operand: Operand, origin: Origin) -> str:
         summary = operand.summary
-        bad = not_finite_words(summary.nan, summary.infinite)
+        bad = str(summary.not_finite)
         span = f"{summary.low:.4g} to {summary.high:.4g}"
         if summary.elements == 1 or summary.low == summary.high:
             span = f"{summary.low:.4g}"
@@ -463,39 +464,63 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
     """Return the ops where NaN and infinities of pending tensors begin; see `lazyviz.find_nan`."""
     for tensor in tensors:
         require_lazy(tensor, "find_nan()")
-    graph = lazyrt.pending_graph(*tensors)
-    if not graph.nodes:
+    inspection = lazyrt.inspect(*tensors)
+    if not tensors and not inspection.graph.nodes:
+        inspection = lazyrt.inspect(step_number(lazyrt, LAST))
+    if not (inspection.graph.nodes and inspection.is_current):
         what = "the tensors that it got are" if tensors else "everything is"
         raise UsageError(
-            f"find_nan() needs pending tensors, and {what} computed already, so that the ops "
-            "behind them are gone. Call it before the barrier: inside `with lazyrt.step():`, before "
-            "`optimizer.step()`, or in a function given to `lazyrt.on_barrier`."
+            f"find_nan() needs pending tensors, or those of a step whose inputs are kept; {what} "
+            "computed already, and no such step is there. Call it before the barrier: inside "
+            "`with lazyrt.step():`, before `optimizer.step()`, or in a function given to "
+            "`lazyrt.on_barrier`; or set lazyrt.config.keep_values = 'last' and run the step "
+            "once more."
         )
-    return find_in(graph)
+    return find_in(inspection)
 
 
-def computed_text(runtime: Any, name: str, tensors: Sequence[Any]) -> str:
-    """Return what to say of tensors that are computed: whether they are finite, and what to do.
+def of_target(target: Target) -> Doc:
+    """Return where NaN and infinities begin in a graph that a command names.
 
-    Args:
-        runtime: The module `lazyrt`.
-        name: What the user calls them.
-        tensors: Lazy tensors, none of them pending.
+    Of a finished step whose inputs are not kept, what tensors still hold of its results is
+    searched alone.
     """
-    looks = [runtime.look(tensor).summary for tensor in tensors]
-    nan, infinite = sum(x.nan for x in looks), sum(x.infinite for x in looks)
-    if not nan + infinite:
-        return f"{name} is computed already, and all of it is finite."
-    return (
-        f"{name} is computed already and has {not_finite_words(nan, infinite)}: the ops that made "
-        "it are gone. Run the step once more and ask before its barrier, inside `with "
-        "lazyrt.step():` or before `optimizer.step()`."
+    inspection = target.inspection
+    above = [Line(target.name)] if target.step is not None else []
+    if inspection is not None and inspection.is_current:
+        return Doc([*above, find_in(inspection).doc()])
+    held = _held_results(inspection) if inspection is not None else {}
+    bad = [f"{name} has {words}" for name, words in held.items() if words]
+    found = f"{len(bad) or 'none'} of {text.plural(len(held), 'result')} still held"
+    shown = f": {', '.join(bad[:_MAX_HELD])}" if bad else ""
+    return Doc(
+        [
+            *above,
+            Sentence(
+                f"Not finite: {found}{shown}. Where that began is not known: the step's inputs "
+                "are not kept. Set lazyrt.config.keep_values = 'last', run the step once more, and "
+                "ask again; %lazy nan on ends a loop at the first step that is not finite."
+            ),
+        ]
     )
 
 
-def find_in(graph: Graph) -> NotFiniteView:
-    """Return the same of a pending graph."""
-    inspection = lazyrt.inspect(graph)
+def _held_results(inspection: Inspection) -> dict[str, str]:
+    """Return what is not finite in each result of a finished step that a tensor still holds."""
+    found: dict[str, str] = {}
+    for root in inspection.graph.roots:
+        if root.node is None:
+            continue
+        with contextlib.suppress(LostValueError):
+            summary = inspection.look(root.node.id, root.index).summary
+            held = inspection.holdings.get(root)
+            name = (held and held.name) or text.reference(root)
+            found[name] = str(summary.not_finite)
+    return found
+
+
+def find_in(inspection: Inspection) -> NotFiniteView:
+    """Return the same of a graph that can be computed."""
     names = {
         value: held.name for value, held in inspection.holdings.items() if held.name
     }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
-    from lazyrt.tools import Holding
+    from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]
@@ -108,7 +108,7 @@ class Program:
 class IrProgram(Program):
     """A graph of the runtime."""
 
-    overlays = ("time", "bytes", "flops", "nan", "fallback")
+    overlays: tuple[str, ...] = ("time", "bytes", "flops", "nan", "fallback")
 
     def __init__(
         self,
@@ -116,15 +116,20 @@ class IrProgram(Program):
         inspection: Inspection | None = None,
         names: Mapping[Any, str] | None = None,
         held: Mapping[Any, Holding] | None = None,
+        name: str = "",
+        moved: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         if inspection is not None:
             held = inspection.holdings
         drawing = draw_graph(graph, names=names, holdings=held)
-        super().__init__(f"IR graph {graph.fingerprint[:8]}", drawing)
+        super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
+        self._moved = moved or {}
+        if moved:
+            self.overlays = (*self.overlays, "break")
         self.graph = graph
         self.inspection = inspection
         self.measured: dict[int, int] = {}
-        self.checked: dict[Any, tuple[int, int]] = {}
+        self.checked: dict[Value, NonFinite] = {}
         self._nodes = {node.id: node for node in graph.nodes}
 
     def listing(self) -> str:
@@ -140,7 +145,8 @@ class IrProgram(Program):
             if holding is None:
                 continue
             version = ("version", f"{holding.version} of its storage")
-            if version not in rows:  # the results of an op begin alike
+            # The results of an op begin alike.
+            if version not in rows and holding.version is not None:
                 rows.append(version)
             if holding.overwrites is not None:
                 taken = held[holding.overwrites]
@@ -188,6 +194,13 @@ class IrProgram(Program):
             )
         if name == "nan":
             return self._findings()
+        if name == "break":
+            return moved_ops(
+                {
+                    n.id: self._moved.get((str(n.provenance.site), n.op.name), "")
+                    for n in nodes
+                }
+            )
         if name == "fallback":
             return Findings(
                 title="ops that ran on the CPU",
@@ -338,14 +351,11 @@ class HloProgram(Program):
     def _moved_ops(self) -> Findings:
         """Return which ops were in another part of the program before its break moved."""
         graph = self.graph
-        return Findings(
-            title="where ops were before the break moved",
-            nodes={
+        return moved_ops(
+            {
                 node: self._moved.get((graph.site(node), graph.ops[node]), "")
                 for node in self.place
-            },
-            good="in this part",
-            bad="in another part",
+            }
         )
 
     def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
@@ -372,6 +382,16 @@ class HloProgram(Program):
             good=found.good,
             bad=found.bad,
         )
+
+
+def moved_ops(nodes: dict[int, str]) -> Findings:
+    """Return which ops were in another part of the program before its break moved."""
+    return Findings(
+        title="where ops were before the break moved",
+        nodes=nodes,
+        good="in this part",
+        bad="in another part",
+    )
 
 
 def _site_text(site: str) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph import HloError, graph_of
@@ -23,7 +26,7 @@ from lazyviz.inspection.programs import (
     LoweredFrom,
 )
 from lazyviz.render import text
-from lazyviz.shell.lazytensors import be_library
+from lazyviz.shell.lazytensors import be_library, is_lazy
 from lazyviz.timing.compile_time import why_unknown
 
 if TYPE_CHECKING:
@@ -39,6 +42,166 @@ if TYPE_CHECKING:
 _NO_VALUES = (
     "No values: the step of this program has run, or it was never recorded here."
 )
+_NOTHING_YET = (
+    "Nothing is pending, and no step has run yet. Record an op first, such as "
+    "`x = torch.ones(3, device='lazyrt') + 1`."
+)
+LAST = "last"
+_MAX_ORIGINS = 3
+_NAME = re.compile(r"graph\.\d+")
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+
+
+class NothingToShow(HloError):  # noqa: N818 - no error: the answer to a question
+    """There is neither a pending graph nor a finished step for what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a command looks at: the pending graph or a finished step, all of it or one tensor's part.
+
+    Attributes:
+        name: Such as `pending graph` or `step 12 (graph.3)`.
+        step: The number of a finished step; None while it is pending.
+        inspection: The graph, with what is known of its values; None where only the snapshot of
+            a finished step's graph is kept.
+    """
+
+    name: str
+    step: int | None
+    inspection: Inspection | None
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph as IR."""
+        return self.inspection.graph if self.inspection is not None else None
+
+    def program(self, runtime: ModuleType) -> HloGraph:
+        """Return the graph as plain columns, to be compared."""
+        if self.inspection is None and self.step is not None:
+            return graph_of_step(runtime, self.step)
+        found = graph_of(self.graph)
+        if self.step is not None:
+            found.name = self.name
+        return found
+
+
+def is_step_name(thing: object) -> bool:
+    """Return whether it is how a command names a step: a number, `last` or a graph's name."""
+    if isinstance(thing, str):
+        return thing == LAST or thing.isdecimal() or bool(_NAME.fullmatch(thing))
+    return isinstance(thing, int) and not isinstance(thing, bool)
+
+
+def target_of(runtime: ModuleType, *things: Any) -> Target:
+    """Return what is meant by nothing, a step's number, `last`, a graph's name, or tensors.
+
+    Nothing is the pending graph, or the last step where nothing is pending. Tensors are what is
+    pending for them, or where none is, what the step that computed them ran for them.
+
+    Args:
+        runtime: The module `lazyrt`.
+        things: One of these.
+
+    Raises:
+        NothingToShow: There is no such graph.
+        HloError: There is no such step.
+    """
+    if len(things) == 1 and is_step_name(things[0]):
+        return _step_target(runtime, step_number(runtime, things[0]))
+    inspection = runtime.inspect(*things)
+    if not things and not inspection.graph.nodes:
+        return _step_target(runtime, step_number(runtime, LAST))
+    if not inspection.graph.nodes:
+        raise NothingToShow(_no_graph(runtime, things))
+    if inspection.is_pending:
+        return Target("pending graph", None, inspection)
+    return Target(_title(runtime, inspection.step), inspection.step, inspection)
+
+
+def step_number(runtime: ModuleType, name: int | str) -> int:
+    """Return the number of the step that a number, `last` or a graph's name stands for.
+
+    Raises:
+        NothingToShow: No step has run yet.
+        HloError: There is no graph of that name.
+    """
+    if name == LAST:
+        ran = [record.last_step for record in runtime.compiled_graphs()]
+        if not ran:
+            raise NothingToShow(_NOTHING_YET)
+        return int(max(ran))
+    if isinstance(name, int) or name.isdecimal():
+        return int(name)
+    record = _compiled(runtime, name)
+    if record is None:
+        raise HloError(f"there is no {name}. `%lazy graphs` lists the graphs.")
+    return int(record.last_step)
+
+
+def _step_target(runtime: ModuleType, step: int) -> Target:
+    record = runtime.graph_of_step(step)
+    if record is None:
+        raise HloError(
+            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
+        )
+    inspection = runtime.inspect(step) if record.graph is not None else None
+    return Target(_title(runtime, step), step, inspection)
+
+
+def _title(runtime: ModuleType, step: int) -> str:
+    return f"step {step} ({runtime.graph_of_step(step).name})"
+
+
+def _no_graph(runtime: ModuleType, tensors: tuple[Any, ...]) -> str:
+    """Say why there is no graph of tensors, and what there is to see."""
+    origins = dict.fromkeys(str(runtime.origin(tensor)) for tensor in tensors)
+    shown = "; ".join([*origins][:_MAX_ORIGINS])
+    return (
+        f"No step has computed this, and nothing is pending for it: {shown}. "
+        "%lazy explore shows what is pending, %lazy explore last the last step."
+    )
+
+
+def _compiled(runtime: ModuleType, text: str) -> Any:
+    """Return the compiled graph of a name, `graph.3`, or of a fingerprint or its beginning."""
+    is_fingerprint = _FINGERPRINT.fullmatch(text) is not None
+    found = [
+        record
+        for record in runtime.compiled_graphs()
+        if record.name == text
+        or (is_fingerprint and record.key.fingerprint.startswith(text))
+    ]
+    if not found or Path(text).exists():
+        return None
+    if found[-1].snapshot is None:
+        raise HloError(
+            f"the graph {text} is no longer kept: too many graphs were compiled since. "
+            "%lazy graphs lists those that are."
+        )
+    return found[-1]
+
+
+def graph_to_compare(thing: Any) -> HloGraph:
+    """Return the graph of anything that a program can be given as, for a diff.
+
+    Raises:
+        HloError: It is none, or there is no such step.
+    """
+    runtime = session.runtime()
+    if runtime is None:
+        if isinstance(thing, str) or not is_step_name(thing):
+            return graph_of(thing)
+        raise HloError(
+            f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."
+        )
+    if is_step_name(thing):
+        return target_of(runtime, thing).program(runtime)
+    tensors = list(thing) if isinstance(thing, (list, tuple)) else [thing]
+    if tensors and all(map(is_lazy, tensors)):
+        return target_of(runtime, *tensors).program(runtime)
+    record = _compiled(runtime, thing) if isinstance(thing, str) else None
+    return graph_of(record or thing)
 
 
 class Subject:
@@ -47,7 +210,7 @@ class Subject:
     Attributes:
         forms: The forms that it has.
         first: The one to begin with.
-        inspection: Of a graph that is pending; values come from it.
+        inspection: Of a graph of a step; values come from it.
         no_values: Why there are none without an inspection.
         names: What its values and inputs are called.
         graph_break: Where the program breaks that the graph is a part of, and did before.
@@ -125,7 +288,10 @@ def subject_of(
 
     for each in things:
         require_lazy(each, "explore()")
-    inspection = runtime.inspect(*things)
+    target = target_of(runtime, *things)
+    if target.step is not None:
+        return _step_subject(target, runtime)
+    inspection = cast("Inspection", target.inspection)
     subject = pending_subject(inspection)
     subject.graph_break = break_before(runtime, inspection)
     return subject
@@ -134,8 +300,13 @@ def subject_of(
 def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject:
     if isinstance(thing, (list, tuple)) and all(map(_is_tensor, thing)):
         return subject_of(*thing, runtime=runtime)
-    if isinstance(thing, int) and not isinstance(thing, bool):
-        return _step_subject(thing, runtime)
+    if is_step_name(thing):
+        if runtime is None:
+            raise HloError(
+                f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a "
+                "graph."
+            )
+        return _step_subject(target_of(runtime, thing), runtime)
     if hasattr(thing, "graph") and hasattr(thing, "holdings"):
         return pending_subject(thing)
     if hasattr(thing, "known_hlo"):
@@ -304,23 +475,26 @@ def _lowered(
     return subject
 
 
-def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
-
-    if runtime is None:
-        raise HloError(
-            f"there is no step {step}: lazyrt is not imported. Give a text, a path or a graph."
+def _step_subject(target: Target, runtime: ModuleType) -> Subject:
+    """Return a finished step, with the values that are held or can be computed again."""
+    step, inspection, name = cast("int", target.step), target.inspection, target.name
+    moved = moved_ops(runtime, step)
+    if inspection is None:
+        snapshot = graph_of_step(runtime, step)
+        subject = Subject(
+            {"ir": lambda: HloProgram(snapshot, "ir", f"IR of {name}", moved=moved)},
+            "ir",
         )
-    snapshot = graph_of_step(runtime, step)
-    graph = runtime.graph_of_step(step).graph
-
-    def ir() -> Program:
-        moved = moved_ops(runtime, step)
-        return HloProgram(snapshot, "ir", f"IR of {snapshot.name}", moved=moved)
-
-    if graph is None:
-        subject = Subject({"ir": ir}, "ir")
     else:
-        subject = _lowered(graph, ir, "ir", {}, None)
+        subject = _lowered(
+            inspection.graph,
+            lambda: IrProgram(
+                inspection.graph, inspection, name=f"IR of {name}", moved=moved
+            ),
+            "ir",
+            {value: each.name for value, each in inspection.holdings.items()},
+            inspection,
+        )
     subject.graph_break = break_of(runtime, step)
     return subject
 

@@ -106,9 +106,18 @@ def status(runtime: ModuleType | None, session: Session) -> Doc:
             "last barrier",
             last_barrier_text(now.last_barrier) if now.last_barrier else "none so far",
         ),
+        *([("kept", kept_text(now.kept, runtime.config))] if str(now.kept) else []),
         ("settings", _settings(runtime.config)),
     ]
     return Doc([about, Facts(("what", "state"), rows)])
+
+
+def kept_text(kept: Any, config: Any) -> str:
+    """Return which finished steps can be computed again, and what of the budget that takes."""
+    return (
+        f"{kept} (keep_values={config.keep_values!r}, at most "
+        f"{text.size(config.keep_values_bytes)})"
+    )
 
 
 def settings(line: str, config: Any) -> Doc:

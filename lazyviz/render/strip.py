@@ -66,7 +66,8 @@ class Strip(Showable):
         error: Name of the exception that ended the cell, or None.
         interrupted: Whether that was the user's interrupt.
         reasons: Why graphs had to be compiled, in words.
-        graph: The pending graph, where it is to be shown.
+        graph: The pending graph, where it is to be shown; where nothing is pending, that of the
+            largest step that the cell ran, the latest of equal ones, whose number is `drawn_step`.
         singles: Operations that ran one by one; None in lazy mode.
         state: What is open, queued and pending after the cell.
         mode: How ops run.
@@ -107,6 +108,7 @@ class Strip(Showable):
     interrupted: bool = False
     reasons: tuple[str, ...] = ()
     graph: DrawGraph | None = None
+    drawn_step: int | None = None
     singles: SingleOps | None = None
     state: Status | None = None
     mode: str = "lazy"
@@ -138,15 +140,10 @@ def strip_line(strip: Strip) -> str:
 
 
 def strip_parts(strip: Strip) -> list[str]:
-    """Return the parts of the strip's line, in their order."""
-    pending = text.plural(strip.pending_ops, "pending op")
-    if strip.new_ops:
-        pending += f" (+{strip.new_ops:,} here)"
-    parts = [pending, text.plural(strip.live_tensors, "live tensor")]
+    """Return the parts of the strip's line: what happened, what is pending, what is there."""
+    parts = []
     if strip.singles is not None:
         parts.append(_single_ops(strip.singles, strip.compile_ns))
-    if strip.steps:
-        parts.append(text.plural(strip.steps, "step"))
     if strip.compiles:
         parts.append(
             f"compiled {strip.compiles:,} in {text.duration(strip.compile_ns)}"
@@ -157,6 +154,8 @@ def strip_parts(strip: Strip) -> list[str]:
         )
     if strip.executions:
         parts.append(_executed(strip))
+    if strip.steps:
+        parts.append(text.plural(strip.steps, "step"))
     if strip.cache_hits:
         parts.append(text.plural(strip.cache_hits, "cache hit"))
     if strip.peeks:
@@ -169,6 +168,11 @@ def strip_parts(strip: Strip) -> list[str]:
     if strip.fallbacks:
         count = sum(fallback.times for fallback in strip.fallbacks)
         parts.append(text.plural(count, "CPU fallback"))
+    if strip.pending_ops:
+        pending = text.plural(strip.pending_ops, "pending op")
+        here = f" (+{strip.new_ops:,} here)" if strip.new_ops else ""
+        parts.append(f"{pending}{here}")
+    parts.append(text.plural(strip.live_tensors, "live tensor"))
     if strip.state is not None:
         parts += open_parts(strip.state)
     if strip.interrupted:
@@ -338,7 +342,10 @@ def _details(strip: Strip) -> list[Part]:
     parts += strip.breaks
     graph = strip.graph
     if graph is not None and graph.boxes:
-        parts.append(Drawn("", lambda: svg.graph_html(graph, hint=_EXPLORE_HINT)))
+        hint = _EXPLORE_HINT
+        if strip.drawn_step is not None:
+            hint = f"step {strip.drawn_step}; %lazy explore {strip.drawn_step} walks through it"
+        parts.append(Drawn("", lambda: svg.graph_html(graph, hint=hint)))
     return parts
 
 

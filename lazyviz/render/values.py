@@ -27,6 +27,7 @@ MAX_PYTHON_NUMBERS = 256
 
 _HISTOGRAM = (220, 60)
 _SHOWN_PIXELS = 192
+_SCALE_STEPS, _SCALE_SIZE = 32, (96, 8)
 _MIN_SIDE = 2
 _COLOUR_CHANNELS = 3
 _CHANNELS = (1, 3)
@@ -86,12 +87,15 @@ def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
     return (count - 2, count - 1) if min(shape[-2:]) >= _MIN_SIDE else ()
 
 
-def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
+def drawn_picture(
+    planes: Array, sizes: tuple[int, int], *, with_numbers: bool = False
+) -> str:
     """Return planes of numbers as a picture: one as a heat map, channels as an image.
 
     Args:
         planes: Rows and columns, or channels, rows and columns; small.
         sizes: Rows and columns of what it was made from.
+        with_numbers: Whether a page's script tells the value under the pointer.
     """
     what = "heat map"
     pixels = None
@@ -100,23 +104,52 @@ def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
         pixels = _rgb(np.broadcast_to(planes, (_COLOUR_CHANNELS, *planes.shape[1:])))
     if pixels is None:
         pixels = _coloured(planes)
-    data = b64encode(_png(pixels)).decode()
     rows, columns = pixels.shape[:2]
     scale = max(1, _SHOWN_PIXELS // max(rows, columns))
     words = f"{what} of {sizes[0]:,} rows and {sizes[1]:,} columns"
+    shown = _image(pixels, words, columns * scale, rows * scale)
+    if planes.ndim > _PLANE:
+        return shown
+    if with_numbers:
+        numbers = b64encode(planes.astype("<f4").tobytes()).decode()
+        data = f'data-numbers="{numbers}" data-columns="{columns}"'
+        is_exact = int(planes.shape == tuple(sizes))
+        shown = shown.replace("<img ", f'<img {data} data-exact="{is_exact}" ', 1)
+    return f"<div>{shown}{_scale(planes)}</div>"
+
+
+def _image(pixels: Array, words: str, width: int, height: int) -> str:
+    data = b64encode(_png(pixels)).decode()
     return (
-        f'<img class="lzp" alt="{words}" title="{words}" width="{columns * scale}" '
-        f'height="{rows * scale}" style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
+        f'<img class="lzp" alt="{words}" title="{words}" width="{width}" height="{height}" '
+        f'style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
     )
 
 
-def _coloured(plane: Array) -> Array:
-    finite = np.isfinite(plane)
-    known = plane[finite]
+def _scale(plane: Array) -> str:
+    """Return which number has which colour in a heat map."""
+    low, high = _range(plane)
+    if low == high:
+        return ""
+    steps = np.linspace(low, high, _SCALE_STEPS)[None, :]
+    bar = _image(_coloured(steps), f"from {low:.4g} to {high:.4g}", *_SCALE_SIZE)
+    kinds = "" if np.isfinite(plane).all() else ", not finite: magenta"
+    return f'<div style="font-size:11px;opacity:.75">{low:.4g} {bar} {high:.4g}{kinds}</div>'
+
+
+def _range(plane: Array) -> tuple[float, float]:
+    """Return the numbers at the ends of a heat map's scale: as far below zero as above."""
+    known = plane[np.isfinite(plane)]
     low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
     if low < 0 < high:
         reach = max(-low, high)
         low, high = -reach, reach
+    return float(low), float(high)
+
+
+def _coloured(plane: Array) -> Array:
+    finite = np.isfinite(plane)
+    low, high = _range(plane)
     span = float(high - low) or 1.0
     place = np.clip((np.where(finite, plane, low) - low) / span, 0, 1)[..., None]
     ends = [np.array(colour, float) for colour in (_LOW, _MIDDLE, _HIGH)]
@@ -170,7 +203,8 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     axes = picture_axes(summary.shape)
     if look.picture is not None and axes:
         sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
-        pictures.append(drawn_picture(look.picture.numpy(), sizes))
+        planes = look.picture.numpy()
+        pictures.append(drawn_picture(planes, sizes, with_numbers=True))
     if pictures:
         parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
     parts.append(chooser)
@@ -193,7 +227,7 @@ def marked(facts: str) -> str:
     parts = facts.split(" · ")
     return " · ".join(
         f'<b class="lzn">⚠ {markup(part)}</b>'
-        if part.endswith((" NaN", " Inf"))
+        if part.endswith((" NaN", " Inf", " -Inf"))
         else markup(part)
         for part in parts
     )

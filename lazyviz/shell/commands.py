@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,11 @@ from lazygraph.errors import HloError
 from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import formatters, views
 from lazyviz import session as sessions
-from lazyviz.doc import Code, Doc, Drawn, Part, Sentence
+from lazyviz.doc import Code, Doc, Drawn, Line, Part, Sentence
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import live, tables
 from lazyviz.inspection.graph_breaks import break_of
+from lazyviz.inspection.subjects import LAST, NothingToShow, Target
 from lazyviz.render import text
 from lazyviz.views import (
     CHANGES,
@@ -40,8 +40,11 @@ _EXPORT = "--export"
 _METRICS_OPTIONS = ("--legacy", "--raw")
 _REPORT_OPTIONS = ("--force", "--no-source")
 _KIB = 2**10
+_NOTHING_TO_DROP = (
+    "Nothing is pending, so nothing was dropped. %lazy drop NAME lets go of a tensor; "
+    "%lazy live lists them."
+)
 
-_GRAPH = re.compile(r"graph\.\d+")
 _STABLEHLO = "--stablehlo"
 _MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
 
@@ -94,10 +97,17 @@ def _step(asked: Command) -> Doc:
 @view(
     "why",
     magic="[STEP]",
-    help="why a step was compiled, the latest one by default",
+    help="why a step was compiled, the latest one that was by default",
+    offers=views.graphs,
 )
 def _why(asked: Command) -> Part:
-    step = asked.step("alone, it explains the latest compile.")
+    target = asked.target(asked.rest) if asked.rest else None
+    if target is not None and target.step is None:
+        raise NothingToShow(
+            f"{asked.rest} is pending: no step has computed it yet. %lazy compile {asked.rest} "
+            "says what compiling it will take."
+        )
+    step = None if target is None else target.step
     with views.refused():
         found = asked.runtime.explain(step)
     if found is None:
@@ -139,17 +149,17 @@ def _timeline(asked: Command) -> Doc:
     magic="[STEP]",
     help="what compiling takes, or will take, and for which blocks",
     topic=RESOURCES,
+    offers=views.graphs,
 )
 def _compile(asked: Command) -> Doc:
     from lazyviz.timing import compile_time
 
-    step = asked.step("alone, it tells of what is pending, or of the latest compile.")
-    graph = asked.runtime.pending_graph() if step is None else None
+    target = asked.target(asked.rest)
     with views.refused():
-        if graph is not None and graph.nodes:
+        if target.step is None:
             expected = asked.session.expectations
-            return compile_time.of_pending(asked.runtime, graph, expected)
-        return compile_time.of_step(asked.runtime, step)
+            return compile_time.of_pending(asked.runtime, target.graph, expected)
+        return compile_time.of_step(asked.runtime, target.step)
 
 
 @view(
@@ -258,7 +268,7 @@ def _drop(asked: Command) -> Doc:
         f"Dropped {ops}. Tensors that only they would have made are lost; others keep the data "
         "that they had."
     )
-    return Doc([Sentence(said if dropped else "Nothing is pending.")])
+    return Doc([Sentence(said if dropped else _NOTHING_TO_DROP)])
 
 
 @view(
@@ -346,46 +356,52 @@ def _help(asked: Command) -> Doc:
 @view(
     "graph",
     magic="[EXPR]",
-    help="draw the pending graph, of everything or of one tensor",
+    help="draw the pending graph, else the last step's; EXPR: a tensor, a step's number, `last` "
+    "or a graph's name",
     topic=PENDING,
-    offers=views.tensors,
+    offers=views.graphs,
 )
 def _graph(asked: Command) -> Doc:
-    graph = asked.graph(asked.rest)
-    hint = f"%lazy explore {asked.rest}".strip() + ": click an op to see its value"
-    return formatters.graph_doc(graph, hint)
+    target = asked.target(asked.rest)
+    named = asked.rest or ("" if target.step is None else str(target.step))
+    hint = f"%lazy explore {named}".strip() + ": click an op to see its value"
+    if target.inspection is None:  # only plain data is left of its graph
+        return exploring_of(asked, named)
+    drawn = formatters.graph_doc(target.inspection, hint)
+    return drawn if target.step is None else Doc([Line(target.name), drawn])
 
 
 @view(
     "explore",
     magic="[EXPR]",
-    help="the same to walk through: click an op to see its value; EXPR may also be a step's "
-    "number, a graph, HLO text or a path in quotes",
+    help="the same to walk through: click an op to see its value; EXPR may also be a graph, "
+    "HLO text or a path in quotes",
     topic=PENDING,
-    offers=views.tensors,
+    offers=views.graphs,
 )
 def _explore(asked: Command) -> Doc:
+    return exploring_of(asked, asked.rest)
+
+
+def exploring_of(asked: Command, expression: str) -> Doc:
+    """Return what an expression names, to walk through."""
     from lazyviz.inspection import exploring
 
-    things = _explored(asked)
-    with views.refused(f"%lazy explore {asked.rest}: ", HloError):
-        found = exploring.explore(*things)
-    if found.is_empty:
-        computed = f"{asked.rest} is computed already: nothing is pending for it."
-        return Doc([Sentence(computed if asked.rest else "Nothing is pending.")])
-    return found.doc()
+    things = _explored(asked, expression)
+    with views.refused(f"%lazy {asked.name} {expression}: ", HloError):
+        return exploring.explore(*things).doc()
 
 
-def _explored(asked: Command) -> list[Any]:
+def _explored(asked: Command, expression: str) -> list[Any]:
     """Return what an expression names: tensors, a step, a graph, a program."""
-    if not asked.rest:
+    if not expression:
         _ = asked.runtime
         return []
-    value = asked.value(asked.rest)
+    value = asked.thing(expression)
     is_program = isinstance(value, (int, str, PurePath)) or any(
         hasattr(value, name) for name in ("lower", "known_hlo", "holdings")
     )
-    return [value] if is_program else asked.tensors_of(asked.rest, value)
+    return [value] if is_program else asked.tensors_of(expression, value)
 
 
 @view(
@@ -393,13 +409,17 @@ def _explored(asked: Command) -> list[Any]:
     magic="[EXPR]",
     help="list its ops as text, each with the line it came from",
     topic=PENDING,
-    offers=views.tensors,
+    offers=views.graphs,
 )
 def _ir(asked: Command) -> Doc:
-    graph = asked.graph(asked.rest)
-    names = asked.session.input_names_in(graph)
+    target = asked.target(asked.rest)
+    graph, inspection = target.graph, target.inspection
+    if graph is None or inspection is None:
+        return exploring_of(asked, str(target.step))
+    held = inspection.holdings.items()
+    names = {value: each.name for value, each in held if value.node is None}
     lines = [text.listing(graph, names=names), *text.number_lines(graph)]
-    return _listed("\n".join(lines), "print(lazyrt.pending_graph().to_text())")
+    return _listed("\n".join(lines), f"print({_call(target)}.to_text())", target)
 
 
 @view(
@@ -408,7 +428,7 @@ def _ir(asked: Command) -> Doc:
     help=f"its HLO as XLA optimised it; {_STABLEHLO}: as lowered",
     topic=PENDING,
     offers=lambda at: (
-        at.tensors if _STABLEHLO in at.given else (*at.tensors, _STABLEHLO)
+        (LAST, *at.tensors, *(() if _STABLEHLO in at.given else (_STABLEHLO,)))
     ),
 )
 def _hlo(asked: Command) -> Doc:
@@ -419,55 +439,77 @@ def _hlo(asked: Command) -> Doc:
             f"%lazy hlo has no option {[*unknown, _STABLEHLO][0]}. Its only option is "
             f"{_STABLEHLO}."
         )
-    dialect = "stablehlo" if _STABLEHLO in words else "hlo"
-    graph = asked.graph(asked.rest.replace(_STABLEHLO, "").strip())
-    shown = with_lines if dialect == "hlo" else with_named_files
-    call = f"print(lazyrt.pending_graph().lower().as_text({dialect!r}))"
-    return _listed(shown(graph.lower().as_text(dialect), file_text), call)
+    is_lowered = _STABLEHLO in words
+    target = asked.target(asked.rest.replace(_STABLEHLO, "").strip())
+    if target.graph is None:
+        raise UsageError(
+            f"%lazy hlo {asked.rest}: the ops of {target.name} are forgotten, to bound memory. "
+            "Name a later step; %lazy step lists them."
+        )
+    computation = target.graph.lower()
+    if is_lowered:
+        listing = with_named_files(computation.as_text("stablehlo"), file_text)
+    else:  # a finished step shows the executable that ran it
+        ran = computation.known_hlo() if target.step is not None else None
+        listing = with_lines(ran or computation.as_text("hlo"), file_text)
+    dialect = "stablehlo" if is_lowered else "hlo"
+    call = f"print({_call(target)}.lower().as_text({dialect!r}))"
+    return _listed(listing, call, target)
 
 
-def _listed(listing: str, whole: str) -> Doc:
+def _call(target: Target) -> str:
+    """Return the expression that gives a target's graph."""
+    if target.step is None:
+        return "lazyrt.pending_graph()"
+    return f"lazyrt.inspect({target.step}).graph"
+
+
+def _listed(listing: str, whole: str, target: Target) -> Doc:
     """Return a listing; no more of it than a notebook takes.
 
     Args:
         listing: The text.
         whole: What gives all of it.
+        target: Whose it is; a finished step is named above it.
     """
     if len(listing) > _MAX_LISTED:
         end = listing.rfind("\n", 0, _MAX_LISTED)
         more = text.plural(listing.count("\n", end + 1) + 1, "line")
         listing = f"{listing[:end]}\n... {more} more; {whole} gives all of them"
-    return Doc([Code(listing)])
+    above = [Line(target.name)] if target.step is not None else []
+    return Doc([*above, Code(listing)])
 
 
 @view(
     "nan",
-    magic="[EXPR]",
-    help="the ops where NaN and infinities of pending tensors begin, with the numbers that they "
-    "were made of",
+    help={
+        "[EXPR]": "the ops where NaN and infinities begin, with the numbers that they were made "
+        "of: in what is pending, or in a finished step whose inputs are kept",
+        "on|off": "end a loop at the first step whose loss or gradients are not finite",
+    },
     topic=PENDING,
-    offers=views.tensors,
+    offers=lambda at: () if at.given else (*views.graphs(at), "off", "on"),
 )
 def _nan(asked: Command) -> Doc:
     from lazyviz.inspection import numerics
 
-    runtime = asked.runtime
-    if asked.rest:
-        tensors = asked.tensors(asked.rest)
-        if not any(map(runtime.is_pending, tensors)):
-            said = numerics.computed_text(runtime, asked.rest, tensors)
-            return Doc([Sentence(said)])
-    return numerics.find_in(asked.graph(asked.rest)).doc()
+    if asked.rest in {"on", "off"}:
+        config, is_on = asked.runtime.config, asked.rest == "on"
+        config.set("stop_at_nan", value=is_on, origin=f"%lazy nan {asked.rest}")
+        words = "ends with the first step whose loss or gradients are not finite"
+        said = f"A loop {words}." if is_on else f"No loop {words} any more."
+        return Doc([Sentence(said)])
+    return numerics.of_target(asked.target(asked.rest))
 
 
 def _two_programs(at: Typed) -> Iterable[str]:
-    return ("last", *at.tensors) if not at.given else ()
+    return (LAST, *at.tensors) if len(at.given) < 2 else ()  # noqa: PLR2004
 
 
 @view(
     "diff",
     help={
-        "A B": "what differs between two steps, pending tensors, or programs",
+        "A B": "what differs between two steps, tensors, or programs; `last` is the last step",
         "last": "the same for the latest new graph and the nearest one before it",
     },
     offers=_two_programs,
@@ -477,7 +519,7 @@ def _diff(asked: Command) -> Doc:
 
     runtime = asked.runtime
     words = _words(asked.rest)
-    if words == ["last"]:
+    if words == [LAST]:
         steps = comparison.last_two(runtime)
         if steps is None:
             raise UsageError(
@@ -485,12 +527,12 @@ def _diff(asked: Command) -> Doc:
                 "has none. Run the training cell once more, or name two steps."
             )
         words = [str(step) for step in steps]
-    if len(words) != 2 or "last" in words:  # noqa: PLR2004
+    if len(words) != 2:  # noqa: PLR2004
         raise UsageError(
             f"%lazy diff takes `last`, or two programs, such as %lazy diff 11 12: steps, "
             f"variables, or paths in quotes; it got {asked.rest!r}. %lazy step lists the steps."
         )
-    programs = [_program(asked, word) for word in words]
+    programs = [asked.thing(word) for word in words]
     with views.refused(f"%lazy diff {asked.rest}: ", HloError):
         found = comparison.compare(*programs)
     return found.doc()
@@ -521,7 +563,7 @@ def _minimise(asked: Command) -> Doc:
             f"12 11 (what step 12 has and step 11 lacks) or %lazy minimise 12 shows (a "
             f"function of a graph); it got {asked.rest!r}. %lazy step lists the steps."
         )
-    program, wanted = (_program(asked, word) for word in words)
+    program, wanted = (asked.thing(word) for word in words)
     find = comparison.minimise if callable(wanted) else comparison.minimise_lacked
     with views.refused(f"%lazy minimise {asked.rest}: ", HloError):
         found = find(program, wanted)
@@ -546,12 +588,6 @@ def _replicas(asked: Command) -> Doc:
                 "steps."
             )
         return replicas(paths).doc()
-
-
-def _program(asked: Command, word: str) -> Any:
-    if word.isdecimal():
-        return int(word)
-    return word if _GRAPH.fullmatch(word) else asked.value(word)
 
 
 def _words(rest: str) -> list[str]:

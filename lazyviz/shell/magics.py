@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from lazyviz import views
 from lazyviz.doc import Doc, Sentence
+from lazyviz.inspection.subjects import NothingToShow
 from lazyviz.shell import commands, displayed  # noqa: F401 - its views register themselves
 from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.views import (
@@ -20,7 +21,6 @@ from lazyviz.views import (
     VIEWS,
     Command,
     ExpressionFailed,
-    NothingPending,
     Typed,
 )
 
@@ -102,7 +102,7 @@ class LazyMagics(Magics):
             shown = VIEWS[command].make(
                 Command(command, rest, self._shell, self._session)
             )
-        except NothingPending as answer:
+        except NothingToShow as answer:
             shown = Doc([Sentence(str(answer))])
         except ExpressionFailed as error:
             failed = error.error

@@ -87,6 +87,7 @@ class Tally:
         single_mode: `eager` or `op by op` once ops ran one by one, or eager debug mode found
             a barrier with nothing to do.
         own_ns: What listening took from the cell's own thread.
+        largest: Ops and number of the largest step that ran, the latest of equal ones.
         new_steps: Steps whose graph had no executable in memory.
     """
 
@@ -111,6 +112,7 @@ class Tally:
     single_ns: int = 0
     idle_barriers: int = 0
     own_ns: int = 0
+    largest: tuple[int, int] | None = None
     compiling: BusyTime = field(default_factory=BusyTime)
     ledger: Ledger = field(default_factory=lambda: Ledger(time.perf_counter_ns()))
     told: Callable[[str, list[Piece], str], None] = _nobody
@@ -440,6 +442,7 @@ class Tally:
                 )
             return
         self.executed_barriers += 1
+        self.largest = max(self.largest or (0, 0), (event.nodes, event.step))
         self._left.clear()
         self._looks.clear()  # what ran twice is told by the barrier's repeats
         self._end_of_peeks()

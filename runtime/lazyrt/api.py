@@ -11,6 +11,7 @@ from lazyrt.arguments import require_flag, whole_number
 from lazyrt.control import (
     automatic,
     dynamo,
+    finite_check,
     flight_recorder,
     flush,
     marks,
@@ -39,7 +40,7 @@ from lazyrt.execution.input_provenance import (
     made_by,
     pending_origins,
 )
-from lazyrt.execution.inspection import Inspection
+from lazyrt.execution.inspection import Inspection, inspect_finished, results_of
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
 from lazyrt.execution.peek import forget_slices
@@ -72,6 +73,7 @@ automatic.install()
 modes.install()
 dynamo.install()
 process_group.register()
+finite_check.install()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
@@ -266,7 +268,7 @@ def times_run(graph: Graph) -> dict[Node, int]:
         return {node: pending.runs.get(node, 0) for node in graph.nodes}
 
 
-def inspect(*tensors: torch.Tensor | Graph) -> Inspection:
+def inspect(*tensors: torch.Tensor | Graph | int) -> Inspection:
     """Return the graph of `pending_graph(*tensors)` with a way to look into its nodes.
 
     Nothing is computed until a node is asked for; then only that node's cone runs, as a peek.
@@ -274,12 +276,24 @@ def inspect(*tensors: torch.Tensor | Graph) -> Inspection:
 
     Args:
         tensors: Lazy tensors, none for all live ones; or one graph, taken earlier in this step.
+            Tensors of which none is pending show what the latest step that made one ran for them;
+            a number shows the step of that number. Of a finished step nodes can be computed if
+            its inputs are kept (`config.keep_values`).
 
     Raises:
-        UsageError: One of them is not on the lazy device.
+        UsageError: One of them is not on the lazy device, or no step of that number ran.
         LostValueError: The step of the graph has run, and its nodes stand for other data now.
     """
     with lock:
+        if len(tensors) == 1 and not isinstance(tensors[0], (torch.Tensor, Graph)):
+            number = whole_number(tensors[0], "inspect()", "a step")
+            step = inspect_finished(number)
+            if step is None:
+                raise UsageError(
+                    f"inspect({number}): the graph of step {number} is not kept, or it ran "
+                    "none. `lazyrt.compiled_graphs()` lists the steps whose graphs are known."
+                )
+            return step
         if len(tensors) == 1 and isinstance(tensors[0], Graph):
             graph = tensors[0]
             if not set(pending_graph().nodes).issuperset(graph.nodes):
@@ -290,6 +304,11 @@ def inspect(*tensors: torch.Tensor | Graph) -> Inspection:
                 )
         else:
             graph = _pending_graph(tensors, "inspect()")  # type: ignore[arg-type]
+            if tensors and not graph.nodes:
+                made = results_of(state_of(tensor).base for tensor in tensors)  # type: ignore[arg-type]
+                finished = inspect_finished(*made) if made is not None else None
+                if finished is not None:
+                    return finished
         return Inspection(graph, names_of_buffers(2))
 
 

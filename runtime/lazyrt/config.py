@@ -81,6 +81,13 @@ def _optional_number(name: str) -> int | None:
     return _number(name, 0, least=-1) if os.environ.get(name) else None
 
 
+def _kept_steps() -> Literal["off", "last"] | int:
+    text = os.environ.get("LAZYRT_KEEP_VALUES", "off").strip().lower()
+    if text in ("off", "last"):
+        return "last" if text == "last" else "off"
+    return _number("LAZYRT_KEEP_VALUES", 0)
+
+
 def record_folder() -> Path | None:
     """Return the folder that LAZYRT_RECORD names for the record of steps; None for none."""
     text = os.environ.get("LAZYRT_RECORD", "").strip()
@@ -130,6 +137,14 @@ class Config(Readable):
             what the machine has available when the step begins, -1 asks nobody.
             Environment: LAZYRT_MAX_MEMORY_BYTES.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
+        keep_values: Which finished steps keep their inputs, so that any value of them can be computed
+            again: `off`, `last`, or how many of the latest. The program runs as without; inputs that a
+            step overwrites are copied first. Environment: LAZYRT_KEEP_VALUES.
+        keep_values_bytes: How many bytes all that is kept so may take. The earliest steps give way;
+            a step with more inputs is not kept. Environment: LAZYRT_KEEP_VALUES_BYTES.
+        stop_at_nan: Whether a barrier raises NotFiniteError, and leaves its step pending, if a loss,
+            a gradient or an updated parameter of it is not finite. Each step then waits for its
+            results, and copies what it overwrites. Environment: LAZYRT_STOP_AT_NAN.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was
@@ -194,6 +209,13 @@ class Config(Readable):
         default_factory=lambda: _optional_number("LAZYRT_MAX_MEMORY_BYTES")
     )
     peek_memo_bytes: int = 256 * 2**20
+    keep_values: Literal["off", "last"] | int = field(default_factory=_kept_steps)
+    keep_values_bytes: int = field(
+        default_factory=lambda: _number("LAZYRT_KEEP_VALUES_BYTES", 2**30)
+    )
+    stop_at_nan: bool = field(
+        default_factory=lambda: flag("LAZYRT_STOP_AT_NAN", default=False)
+    )
     max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
     check_hits: bool = field(
         default_factory=lambda: flag("LAZYRT_CHECK_HITS", default=False)
@@ -326,6 +348,10 @@ def _choice_of(name: str) -> tuple[Callable[[Any], bool], str]:
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "Literal['off', 'last'] | int": (
+        lambda value: value in ("off", "last") or (type(value) is int and value >= 0),
+        "'off', 'last' or a number of steps",
+    ),
     "bool": (lambda value: isinstance(value, bool), "True or False"),
     "int": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
     "int | None": (
@@ -358,6 +384,9 @@ _VARIABLES = {
     "max_cache_bytes": ("LAZYRT_MAX_CACHE_BYTES",),
     "cache_dir": ("LAZYRT_CACHE_DIR",),
     "max_memory_bytes": ("LAZYRT_MAX_MEMORY_BYTES",),
+    "keep_values": ("LAZYRT_KEEP_VALUES",),
+    "keep_values_bytes": ("LAZYRT_KEEP_VALUES_BYTES",),
+    "stop_at_nan": ("LAZYRT_STOP_AT_NAN",),
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
     "check_hits": ("LAZYRT_CHECK_HITS",),
     "deferred_checks": ("LAZYRT_DEFERRED_CHECKS",),

@@ -12,6 +12,7 @@ LazyRuntimeError (RuntimeError)
 ├── TooManyGraphsError                   more graphs than `torch_xla.compile` was allowed
 ├── ArgumentCheckError (ValueError)      a value that torch refuses, found once its step has run
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
+├── NotFiniteError (FloatingPointError)  a step's loss or gradients, where `stop_at_nan` is on
 ├── OutOfMemoryError (MemoryError)       the device has no room; also a torch.OutOfMemoryError
 └── DeviceError                          tensors of another device or layout in a lazy op
 ```
@@ -91,6 +92,10 @@ class ArgumentCheckError(LazyRuntimeError, ValueError):
 
 class LostValueError(LazyRuntimeError):
     """The tensor was dropped before its value was computed."""
+
+
+class NotFiniteError(LazyRuntimeError, FloatingPointError):
+    """A loss, a gradient or an updated parameter is not finite, and `config.stop_at_nan` is on."""
 
 
 class OutOfMemoryError(LazyRuntimeError, torch.OutOfMemoryError, MemoryError):

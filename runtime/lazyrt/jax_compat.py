@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import pickle
 import re
@@ -570,6 +571,18 @@ def copy(array: Array) -> Array:
     with scope():
         data: Array = jax.device_put(array, device(), may_alias=False)
     return data
+
+
+def copies(arrays: Sequence[Array]) -> list[Array]:
+    """Return copies of device arrays, made by one execution: for what is copied each step."""
+    with scope():
+        data: list[Array] = _copier()(list(arrays))
+    return data
+
+
+@functools.lru_cache(maxsize=1)
+def _copier() -> Any:
+    return jax.jit(lambda arrays: [jnp.copy(each) for each in arrays])
 
 
 def block(array: Array) -> None:

@@ -17,7 +17,7 @@ from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
 from lazyrt.execution.io_aliasing import Holding
 from lazyrt.execution.node_values import Lifetime, NodeValues
-from lazyrt.execution.preview import Look, Summary
+from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import require_lazy
@@ -26,7 +26,7 @@ from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
     "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
-    "NodeValues", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
+    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
     "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_step_that_is_not_known_is_refused(net, capsys):
 
     errors = capsys.readouterr().err
     assert "there is no graph of step 987654" in errors
-    assert "'soon' is not a step's number" in errors
+    assert "name 'soon' is not defined" in errors
 
 
 def test_numbers_within_a_name_stay():

@@ -232,7 +232,7 @@ def test_a_graph_shows_its_listing_and_its_drawing(lab):
 def test_an_empty_graph_says_so(lab):
     run(lab, "display(lazyrt.pending_graph())")
 
-    assert displayed(lab)[0] == "<Graph: nothing is pending>"
+    assert displayed(lab)[0].startswith("<Graph: nothing is pending; lazyrt.inspect(")
 
 
 def test_a_value_that_is_lost_shows_why(lab, capsys):

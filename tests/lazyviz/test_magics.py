@@ -1,3 +1,4 @@
+import base64
 import html
 import re
 
@@ -114,11 +115,132 @@ def test_a_module_stands_for_its_parameters(lab):
     assert "aten.add" in printed(lab, "%lazy ir m")
 
 
-def test_nothing_pending_is_said(lab):
-    assert printed(lab, "%lazy graph") == "Nothing is pending."
-    assert printed(lab, "%lazy ir x") == (
-        "x is computed already: nothing is pending for it."
-    )
+@pytest.mark.parametrize(
+    "command", ["explore", "graph", "ir", "hlo", "nan", "compile", "why"]
+)
+def test_with_nothing_pending_the_last_step_is_shown_however_it_is_named(lab, command):
+    run(lab, "y = x + 1\nz = y * 2\nlazyrt.mark_step()")
+    record = lazyrt.compiled_graphs()[-1]
+    before = lazyrt.counters()["compiles"], lazyrt.counters()["executions"]
+
+    shown = printed(lab, f"%lazy {command}")
+
+    assert f"step {record.last_step}" in shown
+    for name in ("last", record.last_step, record.name, "z"):
+        assert f"step {record.last_step}" in printed(lab, f"%lazy {command} {name}")
+    after = lazyrt.counters()["compiles"], lazyrt.counters()["executions"]
+    assert after == before
+
+
+def test_a_tensor_shows_what_its_step_ran_for_it(lab):
+    run(lab, "y = x + 1\nz = y * 2\nother = x - 1\nlazyrt.mark_step()")
+
+    shown = printed(lab, "%lazy ir z")
+
+    assert "aten.mul.Tensor" in shown
+    assert "aten.sub" not in shown
+    assert "# x" in shown
+
+
+def test_what_no_step_computed_leads_to_what_there_is(lab):
+    run(lab, "w = torch.ones(3).to('lazyrt')\ny = x + 1")
+
+    said = printed(lab, "%lazy ir w")
+
+    assert "`w` f32[3]: copied from the host" in said
+    assert "%lazy explore last" in said
+    assert "y is pending" in printed(lab, "%lazy why y")
+
+
+@pytest.mark.parametrize("command", ["explore", "graph", "ir", "hlo", "nan", "compile"])
+def test_before_any_step_each_look_says_what_to_record(lab, command):
+    graph_registry.clear()
+
+    assert "Record an op first, such as `x = " in printed(lab, f"%lazy {command}")
+
+
+def test_diff_takes_the_last_step_and_a_tensor_of_a_finished_one(lab):
+    run(lab, "y = (x + 1).exp()\nlazyrt.mark_step()")
+    first = lazyrt.compiled_graphs()[-1]
+    run(lab, "y = (x + 1).sin()\nlazyrt.mark_step()")
+
+    shown = printed(lab, f"%lazy diff {first.name} last")
+
+    assert "aten.sin.default" in shown
+    assert "aten.sin.default" in printed(lab, f"%lazy diff {first.first_step} y")
+
+
+def test_the_strip_of_a_cell_that_trained_draws_its_largest_step(lab):
+    run(lab, "for _ in range(2):\n    y = (x + 1).exp()\n    lazyrt.mark_step()")
+    last = max(record.last_step for record in lazyrt.compiled_graphs())
+    run(lab, "z = y + x.sin() * 2\nlazyrt.mark_step()\nfloat(z.sum())")
+
+    first, second = (each["data"] for each in lab.display_pub.outputs[-2:])
+
+    assert first["text/plain"].startswith("compiled 1 in ")
+    assert "pending" not in first["text/plain"].splitlines()[0]
+    assert 'alt="IR graph, 2 ops"' in first["text/html"]
+    assert f"step {last}; %lazy explore {last} walks through it" in svgs(first)
+    assert 'alt="IR graph, 3 ops"' in second["text/html"]
+
+
+def svgs(data):
+    found = re.findall(r"base64,([\w+/=]+)", data["text/html"])
+    return "".join(base64.b64decode(each).decode() for each in found)
+
+
+def test_what_a_cell_leaves_pending_is_said_there_and_explains_the_step_that_takes_it(
+    lab,
+):
+    run(lab, "def step():\n    x.add_(1)\n    lazyrt.mark_step()\nstep()\nstep()")
+    run(lab, "p = x * 1\nfor k in range(9): p = (p + k).sin()")
+    left = displayed(lab)[-1]
+    run(lab, "step()")
+
+    (cause, *_) = lazyrt.explain().causes
+
+    assert "19 ops are pending and will run with the next step. lazyrt.mark" in left
+    assert cause.kind == "missing_boundary"
+    assert "that cell 5 left pending joined this step's graph" in cause.text
+
+
+def test_diff_last_and_an_explanation_have_one_neighbour(lab):
+    graph_registry.clear()
+    run(lab, "a = x.sin().cos()\nlazyrt.mark_step()")
+    run(lab, "b = torch.linalg.inv(torch.eye(3, device='lazyrt'))\nlazyrt.mark_step()")
+    run(lab, "c = x.sin().cos().tan()\nlazyrt.mark_step()")
+    first, _, third = lazyrt.compiled_graphs()
+
+    shown = printed(lab, "%lazy diff last")
+
+    assert third.explanation.against == first.name
+    assert f"({first.name}) → step {third.first_step}" in shown
+
+
+def test_nan_on_ends_a_loop_and_shows_where_it_began(lab, capsys):
+    assert "first step whose loss" in printed(lab, "%lazy nan on")
+    try:
+        run(lab, "loss = (x - 2).log().sum()\nlazyrt.mark_step()")
+        raised = capsys.readouterr().out
+        shown = printed(lab, "%lazy nan loss")
+    finally:
+        run(lab, "%lazy nan off\n%lazy drop")
+
+    assert "NotFiniteError" in raised
+    assert "It begins with 6 NaN in aten.log.default at cell 5 line 1" in raised
+    assert "aten.log.default" in shown
+    assert lazyrt.config.stop_at_nan is False
+
+
+def test_nan_is_found_in_a_finished_step_whose_inputs_are_kept(lab):
+    with lazyrt.config.scoped(keep_values="last"):
+        run(lab, "y = (x - 1).log()\nz = y - y\nlazyrt.mark_step()")
+
+        shown = printed(lab, "%lazy nan")
+
+    assert "aten.sub.Tensor" in shown
+    assert "6 NaN" in shown
+    assert "aten.log.default" in shown
 
 
 def test_hlo_and_stablehlo_leave_the_graph_alone(lab):
@@ -290,9 +412,8 @@ def test_a_cell_runs_as_one_step(lab):
     run(lab, "%%lazy step train\ny = x + 1\n\ny.shape")
 
     lines = displayed(lab)[0].splitlines()
-    assert lines[0].startswith(
-        "0 pending ops · 2 live tensors · 1 step · compiled 1 in"
-    )
+    assert lines[0].startswith("compiled 1 in")
+    assert lines[0].endswith(" · 1 step · 2 live tensors")
     assert lines[1].startswith("  ran 1 op here: end of step train")
     assert lab.user_ns["_"] == lab.user_ns["y"].shape
 
@@ -387,10 +508,10 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             ),
         ),
         (
-            "%lazy diff last 3",
+            "%lazy diff last 3 4",
             (
                 "UsageError: %lazy diff takes `last`, or two programs, such as %lazy diff 11 "
-                "12: steps, variables, or paths in quotes; it got 'last 3'. %lazy step lists "
+                "12: steps, variables, or paths in quotes; it got 'last 3 4'. %lazy step lists "
                 "the steps."
             ),
         ),
@@ -553,7 +674,7 @@ def test_help_in_a_page_has_a_row_for_each_command(lab):
     assert page.count("<table") == 5
     for command in VIEWS:
         assert f"%lazy {command}" in page
-    assert "may also be a step&#x27;s number" in page  # continued lines are joined
+    assert "EXPR: a tensor, a step&#x27;s number" in page  # continued lines are joined
     assert "<td" in page_of(lab, "%lazy help why")
 
 
@@ -569,12 +690,11 @@ def test_settings_and_times_are_tables_in_a_page_and_long_lines_end_between_word
 def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
     run(lab, "y = (x - 1).log()\nz = x / (x - 1) * 0\nlazyrt.mark_step()")
 
-    assert printed(lab, "%lazy nan x") == (
-        "x is computed already, and all of it is finite."
-    )
-    assert printed(lab, "%lazy nan [y, z]").startswith(
-        "[y, z] is computed already and has 6 NaN, 6 Inf: the ops that made it are gone."
-    )
+    assert "Not finite: none of 1 result still held." in printed(lab, "%lazy nan x")
+    assert (
+        "Not finite: 2 of 2 results still held: y has 6 -Inf, z has 6 NaN. Where that began is "
+        "not known: the step's inputs are not kept. Set lazyrt.config.keep_values"
+    ) in printed(lab, "%lazy nan [y, z]")
 
 
 def test_minimise_says_when_nothing_is_lacking(lab, capsys):
@@ -617,10 +737,10 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
         ("%%lazy ", ["eager", "step", "time"]),
         ("%lazy eager o", ["off", "on"]),
         ("%lazy help gr", ["graph", "graphs"]),
-        ("%lazy graph ", ["logits", "loss"]),
+        ("%lazy graph ", ["last", "logits", "loss"]),
         ("%lazy graph los", ["loss"]),
-        ("%lazy hlo ", ["logits", "loss", "--stablehlo"]),
-        ("%lazy hlo --stablehlo l", ["logits", "loss"]),
+        ("%lazy hlo ", ["last", "logits", "loss", "--stablehlo"]),
+        ("%lazy hlo --stablehlo l", ["last", "logits", "loss"]),
         ("%lazy live ", ["--above", "--reverse", "--sort"]),
         ("%lazy live --sort a", ["age"]),
         ("%lazy drop ", ["logits", "loss", "traceback"]),
@@ -664,7 +784,7 @@ def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
     lab.display_pub.outputs.clear()
 
     lab.run_cell("%lazy ir z")
-    lab.run_cell("%lazy ir x")
+    lab.run_cell("%lazy ir (x + 1)")
     monkeypatch.setattr(commands, "_MAX_LISTED", 1_000)
     lab.run_cell("%lazy hlo z")
 

@@ -23,7 +23,7 @@ def test_a_logarithm_of_negative_numbers_is_named_with_them():
     (origin,) = view.found.origins
     assert bool(view)
     assert origin.node.op.name == "aten.sqrt.default"
-    assert (origin.nan, origin.infinite, origin.first) == (2, 0, (0, 2))
+    assert (origin.counts, origin.first) == ((2, 0, 0), (0, 2))
     (operand,) = origin.operands
     assert (operand.summary.low, operand.summary.high, operand.element) == (-2, 9, -2)
     assert "1 result is not finite. It begins at 1 op: 4 values checked" in str(view)
@@ -62,14 +62,27 @@ def test_infinities_that_lead_nowhere_are_no_finding():
     )
 
 
+def test_a_causal_mask_is_no_culprit_of_a_nan_that_passes_it_by():
+    """It is read beside the NaN, as an input and as an op's result."""
+    scores = lazy(torch.tensor([[1.0, -1.0], [2.0, 3.0]]))
+    mask = lazy(torch.tensor([[0.0, float("-inf")], [0.0, 0.0]]))
+    seen = lazy(torch.tensor([[True, False], [True, True]]))
+    masked = (scores.log() + mask).masked_fill(~seen, float("-inf"))
+
+    view = lazyviz.find_nan(masked.softmax(-1).sum() + scores.log().sum())
+
+    assert [each.node.op.name for each in view.found.origins] == ["aten.log.default"]
+    assert view.found.inputs == {}
+
+
 def test_a_row_that_is_masked_whole_leads_from_the_mask_to_the_softmax():
     scores = lazy(torch.arange(4.0).reshape(2, 2))
     seen = lazy(torch.tensor([[True, False], [False, False]]))
 
     mask, softmax = origins(scores.masked_fill(~seen, float("-inf")).softmax(-1).sum())
 
-    assert (mask.nan, mask.infinite) == (0, 3)
-    assert (softmax.nan, softmax.first) == (2, (1, 0))
+    assert mask.counts == (0, 0, 3)
+    assert (softmax.counts.nan, softmax.first) == (2, (1, 0))
     assert softmax.operands[0].summary.infinite == 3
     assert softmax.operands[0].element is None  # no op of single elements
 
@@ -135,4 +148,4 @@ def test_the_magic_shows_a_table_and_takes_nothing_pending(lab):
     assert "3 NaN" in shown
     lab.display_pub.outputs.clear()
     lab.run_cell("lazyrt.mark_step()\n%lazy nan bad")
-    assert "computed already" in "\n".join(displayed(lab))
+    assert "bad has 3 NaN. Where that began" in "\n".join(displayed(lab))

@@ -348,6 +348,28 @@ def test_an_interrupt_shows_the_users_line_and_what_goes_on(lab, capsys):
     assert round(lab.user_ns["_"], 3) == 16.31
 
 
+def test_a_cell_that_is_run_again_on_top_of_cancelled_work_says_so_first(lab):
+    def messages():
+        texts = [each["data"]["text/plain"] for each in lab.display_pub.outputs]
+        lab.display_pub.outputs.clear()
+        return [text for text in texts if "which was cancelled" in text]
+
+    interrupt(lab, "y = x.exp()", "y.sum().item()")
+    lab.run_cell("1 + 1", store_history=True)
+    assert messages() == []
+
+    interrupt(lab, "y = x.exp()", "y.sum().item()")
+
+    (said,) = messages()
+    assert said.startswith(
+        "Still pending of cell 4, which was cancelled: 1 op. This cell"
+    )
+    assert said.endswith("%lazy drop takes it back, lazyrt.mark_step() runs it.")
+    lab.run_cell("%lazy drop", store_history=True)
+    interrupt(lab, "y = x.exp()", "y.sum().item()")
+    assert messages() == []
+
+
 TRAINED = """
 import torch, lazyrt
 def network(device):

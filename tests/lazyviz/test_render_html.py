@@ -78,7 +78,7 @@ def test_a_strip_folds_its_details_under_its_line():
 
     shown = "".join(checker.texts)
     assert shown.startswith(
-        " 9 pending ops (+9 here) · 2 live tensors · compiled 1 in 40 ms · executed 1 in 10 ms"
+        " compiled 1 in 40 ms · executed 1 in 10 ms · 9 pending ops (+9 here) · 2 live tensors"
     )
     assert "ran 214 ops here: read at cell 3 line 7" in shown
     assert checker.tags.count("details") == checker.tags.count("summary") == 1

@@ -47,6 +47,23 @@ def test_negative_is_blue_zero_white_positive_orange():
     assert picture[1, 1].tolist() == [220, 90, 0]
 
 
+def test_a_heat_map_has_its_scale_and_its_numbers():
+    plane = np.array([[-1.0, 0.0], [0.5, math.inf]])
+
+    shown = drawn_picture(plane, plane.shape, with_numbers=True)
+
+    scale = pixels(shown.partition("<img")[2].partition("<img")[2])
+    assert re.findall(r">(-?[\d.]+) <img|> (-?[\d.]+), not", shown) == [
+        ("-1", ""),
+        ("", "1"),
+    ]
+    assert scale[0, 0].tolist() == [0, 90, 181]
+    assert scale[0, -1].tolist() == [220, 90, 0]
+    numbers = re.search('data-numbers="([^"]+)" data-columns="2" data-exact="1"', shown)
+    found = np.frombuffer(base64.b64decode(numbers[1]), "<f4").reshape(2, 2)
+    np.testing.assert_array_equal(found, plane)
+
+
 def test_what_is_not_finite_stands_out():
     plane = np.array([[math.nan, 0.0], [1.0, math.inf]])
 
@@ -102,7 +119,7 @@ def test_every_view_has_statistics_and_values(value):
     assert "lzf" in html
     # A histogram and a heat map beside each other, of what has them.
     assert html.count('<div class="lzw"><svg ') == (value.numel() == 12)
-    assert html.count("<img ") == (value.dim() == 2)
+    assert html.count('alt="heat map') == (value.dim() == 2)
 
 
 def test_long_listings_are_cut():

@@ -170,7 +170,7 @@ def strip(payload):
 
 def shown_tensor(payload):
     summary = Summary(
-        shape=(4, 5), dtype=torch.float32, nan=1, infinite=0, low=0.0, high=1.0,
+        shape=(4, 5), dtype=torch.float32, nan=1, infinite=0, minus_infinite=0, low=0.0, high=1.0,
         mean=0.5, std=0.1, nonzero=19, counts=(1, 2),
     )  # fmt: skip
     look = Look(summary=summary, value=torch.ones(4, 5), at=(0, 0), is_whole=True)
@@ -228,7 +228,7 @@ def pages(payload):
     yield "node", panel.node_facts(first, upstream=[first], downstream=[group])
     yield "input", panel.input_facts(first)
     yield "group", panel.group_panel(group, 0, [first])
-    yield "error", panel.error_html(ValueError(payload))
+    yield "error", panel.refusal_html(payload)
     yield "found", panel.found_html(payload, graph.boxes, 9)
     explorer = DiffExplorer(difference(payload))
     yield "diff", explorer.drawing() + explorer.legend() + explorer.overview()

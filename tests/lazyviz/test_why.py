@@ -230,8 +230,8 @@ def test_a_model_that_compiles_often_is_read_from_one_table(lab):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%lazy why tomorrow", "'tomorrow' is not a step's number"),
-        ("%lazy why 99999", "no step of that number ran a graph"),
+        ("%lazy why tomorrow", "name 'tomorrow' is not defined"),
+        ("%lazy why 99999", "there is no graph of step 99999: the latest"),
         ("%lazy graphs all", "takes nothing after it"),
     ],
 )

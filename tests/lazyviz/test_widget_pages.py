@@ -54,7 +54,7 @@ def state(name, text):
             panel.node_facts(box, upstream=[box], downstream=[group], python=text),
             panel.group_panel(group, 0, [box]),
             panel.found_html(text, graph.boxes, 9),
-            panel.error_html(ValueError(text)),
+            panel.refusal_html(text),
         ]
         choice = [["ir", text], ["hlo", "HLO"]]
         controls = {"form": choice, "fold": choice, "overlay": choice, "chosen": {"form": "ir", "fold": "ir", "overlay": "ir"}}  # fmt: skip

@@ -54,6 +54,31 @@ def made():
 
 
 @pytest.mark.not_eager("looks at what is pending")
+def test_tensors_are_summed_by_what_they_are_to_training():
+    model = torch.nn.Linear(2, 3).to("lazyrt")
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.ones(4, 2).to("lazyrt")
+    model(x).sum().backward()
+    optimizer.step()
+    loss = model(x).exp().sum()
+    lazyrt.mark_step()
+
+    report = lazyrt.live_tensors_report(namespace=locals())
+
+    assert report.totals == {
+        "parameters": (2, 36),
+        "gradients": (2, 36),
+        "optimizer state": (4, 72),
+        "activations": (1, 48),
+        "others": (2, 36),
+    }
+    assert report.notes[0] == (
+        "parameters: 2, 36 bytes · gradients: 2, 36 bytes · optimizer state: 4, 72 bytes · "
+        "activations: 1, 48 bytes · others: 2, 36 bytes"
+    )
+    assert not loss.isnan()
+
+
 def test_a_row_has_type_size_ops_age_and_line():
     x = torch.ones(4, 8).to(DEVICE)
     lazyrt.mark_step()

@@ -53,6 +53,7 @@ def test_what_is_not_finite_is_counted_and_left_out(place):
     found = summary_of(torch.tensor([1.0, math.nan, math.inf, -math.inf, 3.0]))
 
     assert (found.nan, found.infinite) == (1, 2)
+    assert found.not_finite.minus_inf == 1
     assert (found.low, found.high, found.mean) == (1.0, 3.0, 2.0)
     assert found.std == pytest.approx(2**0.5)
     assert sum(found.counts) == 2

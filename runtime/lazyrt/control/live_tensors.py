@@ -49,6 +49,16 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 3
 NOT_FOUND = "nothing found in Python"
+_ACTIVATIONS, _OTHERS = "activations", "others"
+_KIND_OF = {
+    "module": "parameters",
+    "buffer": "parameters",
+    "gradient": "gradients",
+    "optimizer": "optimizer state",
+    "optimizer LBFGS": "optimizer state",
+    AUTOGRAD: _ACTIVATIONS,
+}
+_KINDS = tuple(dict.fromkeys(_KIND_OF.values()))
 COLLECTIONS = frozenset(("list", "tuple", "dict", "set", "deque"))
 
 
@@ -104,6 +114,15 @@ class LiveRow:
     def name(self) -> str:
         """The shortest name, empty where nobody knows one."""
         return self.names[0] if self.names else ""
+
+    @property
+    def kind(self) -> str:
+        """What it is to training: `parameters`, `gradients`, ..., else `others`."""
+        held = {_KIND_OF.get(each.holder, _OTHERS) for each in self.holders}
+        owned = [kind for kind in _KINDS if kind in held and kind != _ACTIVATIONS]
+        return (
+            next(iter(owned or held), _OTHERS) if owned or len(held) == 1 else _OTHERS
+        )
 
     @property
     def places(self) -> list[tuple[Name, SourceLocation | None]]:
@@ -291,9 +310,25 @@ class LiveReport:
         return " · ".join(parts)
 
     @property
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """How many tensors there are of each kind, and their size together.
+
+        Kinds are parameters (with buffers), gradients, optimizer state, activations (what autograd
+        alone keeps), and others. Memory that two have counts for the first.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for row in self.rows:
+            count, nbytes = found.get(row.kind, (0, 0))
+            nbytes += 0 if row.same_memory_as else row.nbytes
+            found[row.kind] = count + 1, nbytes
+        return {kind: found[kind] for kind in (*_KINDS, _OTHERS) if kind in found}
+
+    @property
     def notes(self) -> list[str]:
-        """What a reader may want to act on, one sentence each."""
-        return [*map(str, self.growth), *map(str, self.waiting)]
+        """The totals, where there are several kinds, and what a reader may want to act on."""
+        totals = [f"{k}: {n:,}, {size_text(b)}" for k, (n, b) in self.totals.items()]
+        shown = [" · ".join(totals)] if len(totals) > 1 else []
+        return [*shown, *map(str, self.growth), *map(str, self.waiting)]
 
     def sorted(self, column: str = "size", *, reverse: bool = False) -> LiveReport:
         """Return the report with its rows in another order.

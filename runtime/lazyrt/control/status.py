@@ -12,6 +12,7 @@ from lazyrt.control.live_tensors import live_tensors
 from lazyrt.execution import completion
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
+from lazyrt.execution.kept_steps import KeptValues, kept_values
 from lazyrt.ir import active
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import BarrierFinished, SourceLocation
 
 _last_barrier: BarrierFinished | None = None
+_NOTHING_KEPT = KeptValues()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Status(Readable):
         async_age_ns: For how long the oldest of them has been due.
         in_flight: Executions that the device has not finished.
         last_barrier: The last barrier that ran something, None if none did.
+        kept: The finished steps whose values can be computed again (`config.keep_values`).
     """
 
     steps: tuple[str, ...]
@@ -54,6 +57,7 @@ class Status(Readable):
     async_age_ns: int
     in_flight: int
     last_barrier: BarrierFinished | None
+    kept: KeptValues = _NOTHING_KEPT
 
     def __str__(self) -> str:
         """Return what is pending and open, one thing to a line."""
@@ -77,6 +81,8 @@ class Status(Readable):
                 lines.append(
                     f"{plural(count, noun)} {'under way' if noun == 'execution' else 'waiting'}"
                 )
+        if self.kept != _NOTHING_KEPT:
+            lines.append(f"kept: {self.kept}")
         last = self.last_barrier
         if last is None:
             return "\n".join([*lines, "no barrier so far"])
@@ -92,6 +98,7 @@ def status() -> Status:
         roots = pending_roots()
         graph = Graph(roots)
         live = live_tensors()
+        kept = kept_values()
     sites = (node.provenance.site for node in graph.nodes)
     return Status(
         steps=tuple(step.name or "" for step in active.steps()),
@@ -106,6 +113,7 @@ def status() -> Status:
         async_age_ns=closures.asynchronous_age_ns(),
         in_flight=completion.in_flight(),
         last_barrier=_last_barrier,
+        kept=kept,
     )
 
 

@@ -24,7 +24,7 @@ from lazyrt.execution import memory
 from lazyrt.ir.live import pending, ready_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from lazyrt.ir.live import Buffer, Type
@@ -111,9 +111,20 @@ def keep(keeper: Buffer, data: Any, type_: Type, source: Buffer | None) -> None:
         keeper.store(jax_compat.copy(data), type_)
         return
     keeper.store(data, type_)
-    _register(
-        data, [*_sharing(data), keeper, *([source] if source is not None else [])]
-    )
+    share([[keeper, *([source] if source is not None else [])]])
+
+
+def share(buffers: Iterable[Sequence[Buffer]]) -> None:
+    """Let buffers that have one array share it, whatever its size.
+
+    Args:
+        buffers: Those of each array.
+    """
+    _forget(fewer_than=1)
+    for group in buffers:
+        data = group[0].data
+        known = dict.fromkeys([*_sharing(data), *group])
+        _holders[id(data)] = [weakref.ref(each) for each in known]
 
 
 def references(position: int) -> int:
@@ -136,10 +147,14 @@ def to_copy(positions: Sequence[int]) -> int:
     return sum(pending.inputs[position].nbytes for position in copied)
 
 
-def separate(positions: Sequence[int]) -> None:
+def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
     """Make each of the inputs that are about to be given away the step's own.
 
     Who shares one gets a copy; of one that is being read, the step itself does.
+
+    Args:
+        positions: Those of the inputs.
+        each_step: Whether the like is copied in each step, which is worth an executable.
 
     Raises:
         OutOfMemoryError: There is no room for a copy.
@@ -150,14 +165,19 @@ def separate(positions: Sequence[int]) -> None:
         owner = pending.owners[position]()
         if owner is not None:
             owner.data = copy
-    for position in _shared(positions):
-        buffers, places = _others(position)
-        copy = _copy_of(position)
+    groups = []
+    shared = _shared(positions)
+    with memory.explained("a copy of what was shown"):
+        arrays = [pending.inputs[position] for position in shared]
+        made = jax_compat.copies(arrays) if each_step else map(jax_compat.copy, arrays)
+        copies = list(made)
+    for copy, (buffers, places) in zip(copies, shared.values(), strict=True):
         for buffer in buffers:
             buffer.data = copy
         for place in places:
             pending.inputs[place] = copy
-        _register(copy, buffers)
+        groups.append(buffers)
+    share(filter(None, groups))
 
 
 def _copy_of(position: int) -> Any:
@@ -173,13 +193,17 @@ def _read(positions: Sequence[int]) -> list[int]:
     return [each for each in positions if id(pending.inputs[each]) in read]
 
 
-def _shared(positions: Sequence[int]) -> list[int]:
-    """Return the inputs among these whose data somebody else has, too."""
+def _shared(positions: Sequence[int]) -> dict[int, tuple[list[Buffer], list[int]]]:
+    """Return the inputs among these whose data somebody else has, too: see `_others`."""
     if not _holders:
-        return []
+        return {}
     inputs = pending.inputs
+    places: dict[int, list[int]] = {}
+    for place, data in enumerate(inputs):
+        places.setdefault(id(data), []).append(place)
     known = [position for position in positions if id(inputs[position]) in _holders]
-    return [position for position in known if references(position)]
+    found = {position: _others(position, places) for position in known}
+    return {position: others for position, others in found.items() if any(others)}
 
 
 def sharers(buffers: Iterable[Buffer]) -> dict[int, Buffer]:
@@ -202,27 +226,26 @@ def sharers(buffers: Iterable[Buffer]) -> dict[int, Buffer]:
     return found
 
 
-def _others(position: int) -> tuple[list[Buffer], list[int]]:
-    """Return the other buffers with an input's data, and the other places where it is an input."""
+def _others(
+    position: int, places: Mapping[int, Sequence[int]] | None = None
+) -> tuple[list[Buffer], list[int]]:
+    """Return the other buffers with an input's data, and the other places where it is an input.
+
+    Args:
+        position: Of the input.
+        places: Where each array is an input, by its identity; by default found now.
+    """
     data, owner = pending.inputs[position], pending.owners[position]()
     buffers = [buffer for buffer in _sharing(data) if buffer is not owner]
-    places = [
-        place
-        for place, each in enumerate(pending.inputs)
-        if each is data and place != position
-    ]
-    return buffers, places
+    if places is None:
+        places = {id(data): [k for k, x in enumerate(pending.inputs) if x is data]}
+    return buffers, [place for place in places[id(data)] if place != position]
 
 
 def _sharing(data: Any) -> list[Buffer]:
     """Return the known buffers that have an array now."""
     known = [reference() for reference in _holders.get(id(data), ())]
     return [buffer for buffer in known if buffer is not None and buffer.data is data]
-
-
-def _register(data: Any, buffers: Iterable[Buffer]) -> None:
-    _forget(fewer_than=1)
-    _holders[id(data)] = [weakref.ref(each) for each in dict.fromkeys(buffers)]
 
 
 def _forget(*, fewer_than: int) -> None:

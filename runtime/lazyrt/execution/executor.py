@@ -18,20 +18,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.closing import Closing
 from lazyrt.config import config
-from lazyrt.errors import LoweringError, UsageError
+from lazyrt.errors import LoweringError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
     cache_miss,
     compiler,
     completion,
     copy_on_donate,
     deferred_asserts,
+    kept_steps,
     memory,
     op_by_op,
     process,
@@ -44,6 +45,8 @@ from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
     Buffer,
+    Inputs,
+    StepInputs,
     Type,
     drop_stand_ins,
     forget_leaves,
@@ -138,7 +141,7 @@ def run_hooks(cause: str, site: SourceLocation | None) -> None:
 _OWN_REFERENCES = 4
 
 
-_Picker = Callable[[Sequence[Any]], Sequence[Any]]
+_Picker = Callable[[Inputs], Sequence[Any]]
 _Packer = Callable[[Sequence[Any]], Any]
 
 
@@ -301,11 +304,74 @@ def _run_whole(
     step: ActiveStep | None,
 ) -> None:
     """Run a plan, and end the step."""
-    plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
-    with deferred_interrupt():
-        copy_on_donate.separate(donated)
-        results = run_plan(plan)
-        _commit(live, wanted, results, _note_run(plan, step))
+    kept = kept_steps.keep(plan.graph, plan.record, donated)
+    bad: dict[Value, str] = {}
+    try:
+        _make_sure_it_fits(plan, donated)
+        with deferred_interrupt():
+            copy_on_donate.separate(donated, each_step=kept is not None)
+            results = run_plan(plan)
+            bad = _check.bad(plan, results) if _check is not None else {}
+            if bad and kept is not None:
+                _take_back(donated, kept)
+            else:
+                _commit(live, wanted, results, _note_run(plan, step))
+    except BaseException:
+        if kept is not None:
+            kept_steps.drop(kept)
+        raise
+    if bad and _check is not None:
+        if kept is not None:
+            kept_steps.drop(kept)
+        raise _check.error(bad, is_pending=kept is not None)
+
+
+class ResultCheck(Protocol):
+    """What looks at a step's results before anything takes them."""
+
+    def bad(self, plan: Plan, results: Sequence[Any]) -> dict[Value, str]:
+        """Return the results for which a step must not end, with names."""
+
+    def error(self, bad: dict[Value, str], *, is_pending: bool) -> Exception:
+        """Return what the barrier raises for them.
+
+        Args:
+            bad: The results.
+            is_pending: Whether the step is as it was; else its results were taken.
+        """
+
+
+_check: ResultCheck | None = None
+
+
+def check_results(check: ResultCheck | None) -> None:
+    """Let something look at each step's results from now on; None for nothing."""
+    global _check
+    _check = check
+
+
+def _take_back(donated: tuple[int, ...], kept: kept_steps.KeptStep) -> None:
+    """Give a step that must not end the inputs again whose memory it gave away."""
+    given = {leaf.position for leaf in kept.canonical.data} if kept.canonical else set()
+    for position in given & set(donated):
+        data = kept.inputs[position]
+        for place, each in enumerate(pending.inputs):
+            if each is pending.inputs[position] and place != position:
+                pending.inputs[place] = data
+        pending.inputs[position] = data
+        owner = pending.owners[position]()
+        if owner is not None:
+            owner.data = data
+
+
+def _make_sure_it_fits(plan: Plan, donated: tuple[int, ...]) -> None:
+    """Raise OutOfMemoryError if there is no room; what is kept of other steps gives way."""
+    try:
+        plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
+    except OutOfMemoryError:
+        if not kept_steps.release_all():
+            raise
+        plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
 
 
 def _repeats(plan: Plan) -> tuple[events.Repeat, ...]:
@@ -554,15 +620,15 @@ def _packer(leaves: tuple[Leaf, ...], dtype: Any) -> _Packer | None:
     return pack
 
 
-def pack_arguments(plan: Plan) -> list[Any]:
-    """Return the executable's arguments from the pending step's inputs; within `scope()`."""
-    args = [*plan.take(pending.inputs)]
+def pack_arguments(plan: Plan, step: StepInputs = pending) -> list[Any]:
+    """Return the executable's arguments from a step's inputs; within `scope()`."""
+    args = [*plan.take(step.inputs)]
     if plan.floats is not None:
-        args.append(plan.floats(pending.floats))
+        args.append(plan.floats(step.floats))
     if plan.ints is not None:
-        args.append(plan.ints(pending.ints))
+        args.append(plan.ints(step.ints))
     if plan.rng is not None:
-        args.append(plan.rng(pending.rng))
+        args.append(plan.rng(step.rng))
     return args
 
 

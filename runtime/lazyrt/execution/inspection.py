@@ -1,9 +1,9 @@
-"""Looking into a pending graph, node by node, while it stays as it is.
+"""Looking into the graph of a step, pending or finished, node by node, while it stays as it is.
 
 An `Inspection` holds the graph, which is IR alone, and weak references to the buffers that hold
 its values: it keeps no tensor and no device data alive. While the step is pending a node's value
-is a peek. Once the step has run, inputs are other data and a node of that step can no longer be
-computed; what some tensor still holds is read from there.
+is a peek; so it is once the step has run, if its inputs are kept (`execution.kept_steps`). Else
+what some tensor still holds is read from there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from lazygraph.numbers import plural
 from lazygraph.readable import Readable
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import copy_on_donate, cost_model, preview, transfer
-from lazyrt.execution.io_aliasing import holdings
+from lazyrt.execution import (
+    copy_on_donate,
+    cost_model,
+    kept_steps,
+    preview,
+    transfer,
+)
+from lazyrt.execution.graph import Graph
+from lazyrt.execution.graph_registry import Run, graph_registry
+from lazyrt.execution.io_aliasing import Holding, holdings
 from lazyrt.execution.op_by_op import cone_of, read, run_cone
 from lazyrt.execution.peek import (
     compiled_ns,
@@ -31,16 +39,25 @@ from lazyrt.execution.peek import (
     run_parts,
     tell,
 )
-from lazyrt.ir.live import Buffer, Lost, lock, pending
+from lazyrt.ir.live import (
+    Buffer,
+    Lost,
+    StepInputs,
+    lock,
+    made_in,
+    pending,
+    ready_buffers,
+)
 from lazyrt.ir.node import Leaf, iter_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from lazygraph.snapshot import Name
-    from lazyrt.execution.graph import Graph
+    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.execution.op_by_op import Values
     from lazyrt.execution.preview import Look, Summary
+    from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import SourceLocation
 
@@ -76,15 +93,14 @@ class Origin:
     Attributes:
         node: The op.
         value: Which of its results.
-        nan, infinite: How many elements of it are NaN, and how many infinite.
+        counts: How many elements of it are not finite.
         first: Index of the first NaN, or else of the first infinity.
         operands: Its operands that are tensors of floating-point numbers.
     """
 
     node: Node
     value: Value
-    nan: int
-    infinite: int
+    counts: preview.NonFinite
     first: tuple[int, ...]
     operands: tuple[Operand, ...]
 
@@ -95,7 +111,7 @@ class NotFinite:
 
     Attributes:
         checked: How many values were computed and checked.
-        reached: Results of the graph that are not finite, each with its NaN and infinities.
+        reached: Results of the graph that are not finite, each with how many elements are.
         inputs: Inputs of the graph that are not finite and lead to such a result, likewise.
         origins: Ops that lead to such a result, in the order of the program, the first twenty:
             those whose result has NaN and whose operands have none, and those whose result has
@@ -104,32 +120,33 @@ class NotFinite:
     """
 
     checked: int
-    reached: dict[Value, tuple[int, int]]
-    inputs: dict[Leaf, tuple[int, int]]
+    reached: dict[Value, preview.NonFinite]
+    inputs: dict[Leaf, preview.NonFinite]
     origins: tuple[Origin, ...]
     more: int
 
 
-def find_not_finite(graph: Graph) -> NotFinite:
-    """Run a pending graph op by op and find where NaN and infinities begin.
+def find_not_finite(graph: Graph, step: StepInputs = pending) -> NotFinite:
+    """Run a step's graph op by op and find where NaN and infinities begin.
 
     Values are let go after their last use. The caller holds the lock.
     """
-    bad = _bad_inputs(graph.parameters)
+    bad = _bad_inputs(graph.parameters, step)
     begun: list[Origin] = []
     checked = 0
     values: Values = {}
-    for node, results in run_cone(graph.roots, values=values):
+    for node, results in run_cone(graph.roots, values=values, step=step):
         operands = list(dict.fromkeys(iter_values(node.args)))
         before = [bad[operand] for operand in operands if operand in bad]
         for value, data in results:
             checked += 1
-            nan, infinite = preview.not_finite(data, value.dtype)
-            if not nan and not infinite:
+            counts = preview.not_finite(data, value.dtype)
+            if not any(counts):
                 continue
-            bad[value] = nan, infinite
-            if not before or (nan and not any(nans for nans, _ in before)):
-                begun.append(_origin(node, value, data, bad[value], operands, values))
+            bad[value] = counts
+            if not before or (counts.nan and not any(each.nan for each in before)):
+                of = [(each, read(each, values, step)) for each in operands]
+                begun.append(_origin(node, value, data, bad[value], of))
     reached = {root: bad[root] for root in graph.roots if root in bad}
     leading = _leading(reached, bad)
     origins = [origin for origin in begun if origin.value in leading]
@@ -147,26 +164,39 @@ def find_not_finite(graph: Graph) -> NotFinite:
 
 
 def _leading(
-    reached: Iterable[Value], bad: Mapping[Value, tuple[int, int]]
+    reached: Mapping[Value, preview.NonFinite], bad: Mapping[Value, preview.NonFinite]
 ) -> set[Value]:
-    """Return the values from which a chain of such that are not finite leads to a result."""
-    leading: set[Value] = set()
-    stack = list(reached)
+    """Return the values from which a chain of such that are not finite leads to a result.
+
+    A NaN comes from an operand with NaN, and only where no operand has any from infinities: a
+    mask of -inf that another operand's NaN passes by has no part in it.
+    """
+    leading: set[tuple[Value, bool]] = set()
+    stack = [(value, True) for value, counts in reached.items() if counts.nan]
+    stack += [(v, False) for v, counts in reached.items() if any(counts[1:])]
     while stack:
-        value = stack.pop()
-        if value in leading:
+        value, is_nan = step = stack.pop()
+        if step in leading:
             continue
-        leading.add(value)
-        if value.node is not None:
-            stack += [operand for operand in value.node.operands if operand in bad]
-    return leading
+        leading.add(step)
+        if value.node is None:
+            continue
+        operands = [operand for operand in value.node.operands if operand in bad]
+        with_nan = [operand for operand in operands if bad[operand].nan]
+        if is_nan and with_nan:
+            stack += [(operand, True) for operand in with_nan]
+        else:
+            stack += [(each, False) for each in operands if any(bad[each][1:])]
+    return {value for value, _ in leading}
 
 
-def _bad_inputs(leaves: Iterable[Leaf]) -> dict[Value, tuple[int, int]]:
-    found: dict[Value, tuple[int, int]] = {}
+def _bad_inputs(
+    leaves: Iterable[Leaf], step: StepInputs
+) -> dict[Value, preview.NonFinite]:
+    found: dict[Value, preview.NonFinite] = {}
     for leaf in leaves:
         if leaf.kind == "data":
-            data = pending.inputs[leaf.position]
+            data = step.inputs[leaf.position]
             counts = preview.not_finite(data, leaf.dtype)
             if any(counts):
                 found[leaf] = counts
@@ -177,25 +207,23 @@ def _origin(
     node: Node,
     value: Value,
     data: Any,
-    counts: tuple[int, int],
-    operands: list[Value],
-    values: Values,
+    counts: preview.NonFinite,
+    operands: Iterable[tuple[Value, Any]],
 ) -> Origin:
     with jax_compat.scope():
         xp, array = preview.place(data)
         flat = array.reshape(-1)
-        position = int(xp.argmax(xp.isnan(flat) if counts[0] else xp.isinf(flat)))
+        position = int(xp.argmax(xp.isnan(flat) if counts.nan else xp.isinf(flat)))
     first = tuple(int(k) for k in np.unravel_index(position, value.shape))
     is_pointwise = torch.Tag.pointwise in getattr(node.op.func, "tags", ())
     return Origin(
         node=node,
         value=value,
-        nan=counts[0],
-        infinite=counts[1],
+        counts=counts,
         first=first,
         operands=tuple(
-            _operand(operand, read(operand, values), first if is_pointwise else None)
-            for operand in operands
+            _operand(operand, got, first if is_pointwise else None)
+            for operand, got in operands
             if operand.dtype.is_floating_point or operand.dtype.is_complex
             if not isinstance(operand, Leaf) or operand.kind == "data"
         ),
@@ -243,20 +271,37 @@ class Cost:
 
 
 class Inspection(Readable):
-    """A pending graph that can be looked into.
+    """The graph of a step, pending or finished, that can be looked into.
 
     Attributes:
         graph: The graph, as it was when the inspection was made.
         step: Number of the step that it belongs to.
         holdings: What stands behind its inputs and outputs: names, versions, donations.
+
+    Args:
+        graph: A graph of the pending step, or of the finished one.
+        names: The user's names of buffers, by their identity.
+        finished: The step that ran it; by default it is pending.
     """
 
-    def __init__(self, graph: Graph, names: Mapping[int, Name] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        names: Mapping[int, Name] | None = None,
+        finished: Finished | None = None,
+    ) -> None:
         self.graph = graph
+        self._inputs: StepInputs = pending
         with lock:
-            self.step = pending.number
-            self._holders = _holders(graph)
-            self.holdings = holdings(graph, names or {})
+            if finished is None:
+                self.step = pending.number
+                self._holders = _holders(graph)
+                self.holdings = holdings(graph, names or {})
+            else:
+                self.step = finished.number
+                self._inputs = finished.kept or StepInputs(-1)
+                self._holders = finished.holders()
+                self.holdings = finished.holdings()
         self._nodes = {node.id: node for node in graph.nodes}
 
     def __str__(self) -> str:
@@ -269,7 +314,9 @@ class Inspection(Readable):
                 (self.graph.roots, "output"),
             )
         )
-        state = "pending" if self.is_current else "its step has run"
+        state = "pending" if self.is_pending else "its step has run"
+        if self.is_current and not self.is_pending:
+            state += " and its inputs are kept"
         return (
             f"inspection of step {self.step}: {sizes}; {state}. `.graph` lists the ops, "
             "`.materialise(number)` computes one, lazyviz.explore(...) shows it"
@@ -277,8 +324,13 @@ class Inspection(Readable):
 
     @property
     def is_current(self) -> bool:
-        """Whether the step is still pending, so that each node can be computed."""
-        return pending.number == self.step
+        """Whether each node can be computed: the step is pending, or its inputs are kept."""
+        return self._inputs.number == self.step
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the step has yet to run."""
+        return self._inputs is pending and self.is_current
 
     def node(self, node_id: int) -> Node:
         """Return a node of the graph.
@@ -320,9 +372,11 @@ class Inspection(Readable):
         value = self.value(node_id, output)
         cost_model.calibrate()
         with lock:
-            if not self.is_current or value in pending.memo:
+            memo = self._inputs.memo
+            is_known = value in memo or self._held(value) is not None
+            if not self.is_current or is_known:
                 return Cost(nodes=0, reused=0, estimate_ns=0)
-            cone, known = cone_of((value,), pending.memo)
+            cone, known = cone_of((value,), memo)
             plan = forecast_of(cone, value, reused=bool(known))
             work = cost_model.expected([*plan.gets, *plan.runs])
             look = cost_model.expected(cost_model.looks(value))
@@ -413,7 +467,7 @@ class Inspection(Readable):
             self._get_input(reading, leaf, site)
             return preview.look(reading.found, leaf.dtype, at, axes, site)
 
-    def not_finite(self) -> dict[Value, tuple[int, int]]:
+    def not_finite(self) -> dict[Value, preview.NonFinite]:
         """Return how many NaN and infinities the values hold that are computed already.
 
         Those are the graph's inputs and what was looked at since the last barrier. Nothing is
@@ -423,18 +477,19 @@ class Inspection(Readable):
             if not self.is_current:
                 return {}
             known: dict[Value, Any] = {
-                leaf: pending.inputs[leaf.position]
+                leaf: self._inputs.inputs[leaf.position]
                 for leaf in self.graph.parameters
                 if leaf.kind == "data"
             }
             wanted = {v for n in self.graph.nodes for v in n.outputs if v is not None}
-            known.update((v, data) for v, data in pending.memo.items() if v in wanted)
+            memo = self._inputs.memo.items()
+            known.update((v, data) for v, data in memo if v in wanted)
             return {
                 value: preview.not_finite(data, value.dtype)
                 for value, data in known.items()
             }
 
-    def check_cone(self, node_id: int) -> dict[Value, tuple[int, int]]:
+    def check_cone(self, node_id: int) -> dict[Value, preview.NonFinite]:
         """Compute all that a node needs, op by op, and count NaN and infinities in each value.
 
         A peek: the step stays as it is. Values are let go after their last use.
@@ -447,14 +502,14 @@ class Inspection(Readable):
         with lock:
             self._require_current(f"the cone of %{node_id}")
             wanted = [value for value in node.outputs if value is not None]
-            found: dict[Value, tuple[int, int]] = {}
+            found: dict[Value, preview.NonFinite] = {}
             start = time.perf_counter_ns()
             ran = []
-            for each, results in run_cone(wanted):
+            for each, results in run_cone(wanted, step=self._inputs):
                 ran.append(each)
                 for value, data in results:
                     found[value] = preview.not_finite(data, value.dtype)
-            _note(ran, wanted[0], start)
+            self._note(ran, wanted[0], start)
             return found
 
     def find_not_finite(self) -> NotFinite:
@@ -468,9 +523,9 @@ class Inspection(Readable):
         with lock:
             self._require_current("the step's ops")
             start = time.perf_counter_ns()
-            found = find_not_finite(self.graph)
+            found = find_not_finite(self.graph, self._inputs)
             if self.graph.nodes:
-                _note(list(self.graph.nodes), self.graph.roots[-1], start)
+                self._note(list(self.graph.nodes), self.graph.roots[-1], start)
             return found
 
     def measure(self) -> dict[int, int]:
@@ -488,8 +543,8 @@ class Inspection(Readable):
                 return {}
             took: dict[int, int] = {}
             start = time.perf_counter_ns()
-            ran = [node for node, _ in run_cone(roots, took)]
-            _note(ran, roots[0], start)
+            ran = [node for node, _ in run_cone(roots, took, step=self._inputs)]
+            self._note(ran, roots[0], start)
             return took
 
     def _require_current(self, what: str) -> None:
@@ -505,16 +560,18 @@ class Inspection(Readable):
     ) -> None:
         """Find a value's data, once it is there; how long that took sets later estimates."""
         with lock:
-            if not self.is_current:
-                reading.found = self._held(value, node_id)
+            reading.found = self._held(value)
+            if reading.found is not None:
                 return
-            if value in pending.memo:
-                reading.found = peek_value(value, site)
+            self._require_current(f"%{node_id}")
+            memo = self._inputs.memo
+            if value in memo:
+                reading.found = peek_value(value, site, step=self._inputs)
                 return
-            cone, known = cone_of((value,), pending.memo)
+            cone, known = cone_of((value,), memo)
             parts = run_parts(cone, value, reused=bool(known))
             start, compiled = cost_model.now(), compiled_ns()
-            reading.found = peek_value(value, site)
+            reading.found = peek_value(value, site, step=self._inputs)
             compiled = compiled_ns() - compiled
         jax_compat.block(reading.found)
         cost_model.learn(parts, cost_model.now() - start - compiled)
@@ -539,40 +596,142 @@ class Inspection(Readable):
             )
         with lock:
             self._require_current(f"input {leaf.position}")
-            reading.found = peek_value(leaf, site)
+            reading.found = peek_value(leaf, site, step=self._inputs)
 
-    def _held(self, value: Value, node_id: int) -> Any:
+    def _held(self, value: Value) -> Any:
         """Return the data of a value that this step computed, if a tensor still holds it."""
-        for reference, version in self._holders.get(value, ()):
+        if self.is_pending:
+            return None
+        for reference, mark in self._holders.get(value, ()):
             buffer = reference()
-            if buffer is None or buffer.is_pending or buffer.version != version + 1:
+            if buffer is None or buffer.is_pending:
                 continue
-            if buffer.data is not None and buffer.data.__class__ is not Lost:
+            is_same = (
+                buffer.version == mark + 1
+                if isinstance(mark, int)
+                else made_in(buffer)[0] is mark
+            )
+            if is_same and not (buffer.data is None or isinstance(buffer.data, Lost)):
                 return buffer.data
-        raise LostValueError(_ran(self.step, f"%{node_id}"))
+        return None
 
-
-def _note(ran: list[Node], value: Value, start: int) -> None:
-    """Count nodes that ran one by one as one peek."""
-    pending.activity += 1
-    pending.note_peek(ran, "", None, time.perf_counter_ns() - start)
-    tell(value, "op by op", len(ran), 0, start, None, "")
+    def _note(self, ran: list[Node], value: Value, start: int) -> None:
+        """Count nodes that ran one by one as one peek."""
+        pending.activity += 1
+        self._inputs.note_peek(ran, "", None, time.perf_counter_ns() - start)
+        tell(value, "op by op", len(ran), 0, start, None, "")
 
 
 def _ran(step: int, what: str) -> str:
     return (
         f"the value of {what} is gone: step {step}, which computed it, has run, and no tensor "
-        "holds it any more. Run the cell again and look before its barrier, or keep the tensor "
-        "in a variable."
+        "holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = 'last' and "
+        "run the step once more, or look before its barrier."
     )
 
 
-def _holders(graph: Graph) -> dict[Value, list[tuple[weakref.ref[Buffer], int]]]:
+# For a value the buffers that may hold it, each with its version before the step has run, or
+# with the execution that made its data.
+_Holders = dict["Value", list[tuple[weakref.ref[Buffer], "int | Run"]]]
+
+
+def _holders(graph: Graph) -> _Holders:
     """Return, for each value of the graph, the live buffers whose next contents it is."""
     wanted = {v for node in graph.nodes for v in node.outputs if v is not None}
-    found: dict[Value, list[tuple[weakref.ref[Buffer], int]]] = {}
+    found: _Holders = {}
     for buffer in pending.live():
         value = buffer.value
         if value is not None and value in wanted:
             found.setdefault(value, []).append((weakref.ref(buffer), buffer.version))
     return found
+
+
+# ------------------------------------------------------------------------ finished steps
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that has run.
+
+    Attributes:
+        number: The runtime's number of the step.
+        canonical: What it ran.
+        record: What is known of its executable.
+        kept: Its inputs, if they are kept.
+    """
+
+    number: int
+    canonical: Canonical
+    record: CompiledGraph
+    kept: kept_steps.KeptStep | None
+
+    def holders(self) -> _Holders:
+        """Return for each result the buffers that still hold it."""
+        found: _Holders = {}
+        for buffer in ready_buffers():
+            run, slot = made_in(buffer)
+            if isinstance(run, Run) and run.step == self.number:
+                value = self.canonical.roots[run.order[slot]]
+                found.setdefault(value, []).append((weakref.ref(buffer), run))
+        return found
+
+    def holdings(self) -> dict[Value, Holding]:
+        """Return what the user called inputs and results then; one of a name overwrites the other."""
+        snapshot = self.record.snapshot
+        if snapshot is None:
+            return {}
+        roots = dict(enumerate(self.canonical.roots))
+        results = {name: roots[rank] for rank, name in snapshot.root_names.items()}
+        data, donated = self.canonical.data, set(self.record.key.donated)
+        inputs = {
+            name: (data[k], k in donated)
+            for k, name in snapshot.leaf_names.items()
+            if k < len(data)
+        }
+        found: dict[Value, Holding] = {
+            leaf: Holding(
+                name=name.text,
+                holder=name.holder,
+                version=None,
+                overwritten_by=results.get(name),
+                is_donated=is_donated,
+            )
+            for name, (leaf, is_donated) in inputs.items()
+        }
+        for name, root in results.items():
+            over = inputs[name][0] if name in inputs else None
+            found[root] = Holding(
+                name=name.text, holder=name.holder, version=None, overwrites=over
+            )
+        return found
+
+
+def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | None:
+    """Return a step that has run, to be looked into; None if its graph is not kept as IR.
+
+    The caller holds the lock.
+
+    Args:
+        number: The runtime's number of the step.
+        results: Positions of the results to show, in canonical order; none for all.
+    """
+    record = graph_registry.of_step(number)
+    kept = kept_steps.find(number)
+    if record is None:
+        return None
+    canonical = kept.canonical if kept is not None else record.canonical
+    if canonical is None:
+        return None
+    roots = [canonical.roots[k] for k in results] or list(canonical.roots)
+    roots.sort(key=lambda root: (root.node.id if root.node else -1, root.index))
+    return Inspection(Graph(roots), finished=Finished(number, canonical, record, kept))
+
+
+def results_of(buffers: Iterable[Buffer]) -> tuple[int, list[int]] | None:
+    """Return the latest step that made the data of some buffers, and its results among them."""
+    found: dict[int, list[int]] = {}
+    for buffer in buffers:
+        run, slot = made_in(buffer)
+        if isinstance(run, Run) and not buffer.is_pending:
+            found.setdefault(run.step, []).append(run.order[slot])
+    return max(found.items()) if found else None

@@ -28,7 +28,7 @@ class Holding:
     Attributes:
         name: What the user calls the tensor; empty where unknown.
         holder: What holds it: `variable`, `module`, `optimizer`, ...; see `lazygraph.snapshot.Name`.
-        version: How often its storage was written, barriers included.
+        version: How often its storage was written, barriers included; None of a finished step.
         overwritten_by: For an input, the value that its storage takes in this step.
         overwrites: For an output, the input whose storage takes it.
         is_donated: Whether a barrier now would hand the input's memory on to the results.
@@ -37,7 +37,7 @@ class Holding:
 
     name: str = ""
     holder: str = ""
-    version: int = 0
+    version: int | None = 0
     overwritten_by: Value | None = None
     overwrites: Leaf | None = None
     is_donated: bool = False

@@ -22,7 +22,7 @@ from lazyrt.execution.graph import Graph
 from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.ir import merging
-from lazyrt.ir.live import Buffer, FromCpu, leaf_of, let_go, pending
+from lazyrt.ir.live import Buffer, FromCpu, StepInputs, leaf_of, let_go, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
 
@@ -89,15 +89,17 @@ class Ran(NamedTuple):
     token: Any
 
 
-def run_node(node: Node, values: Values, purpose: Purpose = "op") -> Ran:
-    """Run one node, add its results to `values` and return them.
+def run_node(
+    node: Node, values: Values, purpose: Purpose = "op", step: StepInputs = pending
+) -> Ran:
+    """Run one node of a step, add its results to `values` and return them.
 
     To be called in `jax_compat.scope()`, for the width of 64-bit types.
     """
     process.check_not_forked()
     executable = compiler.compile_spec(node.spec, purpose, node)
     memory.make_sure(memory.results_of(node), node.op.name, lambda: (node,))
-    operands = [read(operand, values) for operand in iter_values(node.args)]
+    operands = [read(operand, values, step) for operand in iter_values(node.args)]
     if isinstance(executable, HostKernel):
         results = _run_on_host(executable, node, operands)
     else:
@@ -158,17 +160,17 @@ class Tally:
         )
 
 
-def read(value: Value, values: Values) -> Any:
+def read(value: Value, values: Values, step: StepInputs = pending) -> Any:
     """Return what an executable gets for a value: device data, or the number of a leaf."""
     if not isinstance(value, Leaf):
         return values[value]
     if value.kind == "data":
-        return pending.inputs[value.position]
+        return step.inputs[value.position]
     if value.kind == "float":
-        return np.float64(pending.floats[value.position])
+        return np.float64(step.floats[value.position])
     if value.kind == "int":
-        return np.int64(pending.ints[value.position])
-    return np.array(pending.rng[value.position], np.uint64)
+        return np.int64(step.ints[value.position])
+    return np.array(step.rng[value.position], np.uint64)
 
 
 def last_uses(cone: list[Node], wanted: Container[Value]) -> dict[int, list[Value]]:
@@ -192,15 +194,17 @@ def run_cone(
     roots: Iterable[Value],
     took: dict[int, int] | None = None,
     values: Values | None = None,
+    step: StepInputs = pending,
 ) -> Iterator[tuple[Node, list[tuple[Value, Any]]]]:
-    """Run what some pending values need, node by node, and yield each node's results.
+    """Run what some values of a step need, node by node, and yield each node's results.
 
     Nothing is remembered; a value is let go after its last use.
 
     Args:
-        roots: Values of the pending step.
+        roots: Values of the step.
         took: Where given, gets each node's nanoseconds, the better of two runs.
         values: Where given, has a node's operands while the node is yielded; see `read`.
+        step: Has the inputs; by default the pending step.
     """
     wanted = list(roots)
     cone, _ = cone_of(wanted, ())
@@ -208,21 +212,21 @@ def run_cone(
     values = {} if values is None else values
     for number, node in enumerate(cone):
         with jax_compat.scope():
-            run_node(node, values)
+            run_node(node, values, step=step)
             if took is not None:
-                took[node.id] = min(_timed(node, values), _timed(node, values))
+                took[node.id] = min(_timed(node, values, step) for _ in range(2))
         yield node, [(v, values[v]) for v in node.outputs if v is not None]
         for value in uses.get(number, ()):
             del values[value]
 
 
-def _timed(node: Node, values: Values) -> int:
+def _timed(node: Node, values: Values, step: StepInputs) -> int:
     """Return the nanoseconds that a node takes whose executable is there."""
     for operand in iter_values(node.args):
         if not isinstance(operand, Leaf):
             jax_compat.block(values[operand])
     start = time.perf_counter_ns()
-    for result in run_node(node, values).results:
+    for result in run_node(node, values, step=step).results:
         jax_compat.block(result)
     return time.perf_counter_ns() - start
 

@@ -23,7 +23,7 @@ from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import canonicalise
-from lazyrt.ir.live import lock, pending
+from lazyrt.ir.live import StepInputs, lock, pending
 from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.observe import events
 
@@ -42,25 +42,29 @@ _compiled_ns = 0  # that peeks have waited for compiles and loads
 
 
 def peek_value(
-    value: Value, site: SourceLocation | None = None, tensor: str = ""
+    value: Value,
+    site: SourceLocation | None = None,
+    tensor: str = "",
+    step: StepInputs = pending,
 ) -> Any:
-    """Return the device array of a value of the pending step.
+    """Return the device array of a value of the pending step, or of one whose inputs are kept.
 
     Args:
-        value: A pending value, or a leaf of kind `data`.
+        value: A value of the step, or a leaf of kind `data`.
         site: Who asked, for events.
         tensor: What the user's source calls it, for events.
+        step: Has the inputs.
     """
     process.check_not_forked()
     with lock:
         start = time.perf_counter_ns()
         if isinstance(value, Leaf):
-            return pending.inputs[value.position]
-        known = pending.memo.get(value)
+            return step.inputs[value.position]
+        known = step.memo.get(value)
         if known is not None:
             tell(value, "memo", 0, 1, start, site, tensor)
             return known
-        return _compute((value,), start, site, tensor)[0]
+        return _compute((value,), start, site, tensor, step)[0]
 
 
 def peek_together(
@@ -85,10 +89,14 @@ def peek_together(
 
 
 def _compute(
-    values: tuple[Value, ...], start: int, site: SourceLocation | None, tensor: str
+    values: tuple[Value, ...],
+    start: int,
+    site: SourceLocation | None,
+    tensor: str,
+    step: StepInputs = pending,
 ) -> list[Any]:
     """Run the cones of some values that are not known, and tell listeners."""
-    cone, known_operands = cone_of(values, pending.memo)
+    cone, known_operands = cone_of(values, step.memo)
     replicas.check_alone(cone)
     reused = len(known_operands)
     plan = _slices.get(_key(values))
@@ -97,12 +105,12 @@ def _compute(
     if _is_slice(plan, cone, reused=bool(reused)):
         # An op that XLA refuses runs on the CPU, if it runs alone.
         with contextlib.suppress(LoweringError):
-            found = _run_slice(values, cone, plan)
+            found = _run_slice(values, cone, plan, step)
     if found is None:
         strategy = "op by op"
-        found = _run_op_by_op(values, cone)
+        found = _run_op_by_op(values, cone, step)
     pending.activity += 1
-    pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
+    step.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
     tell(values[0], strategy, len(cone), reused, start, site, tensor)
     return found
 
@@ -189,7 +197,7 @@ def _timed(parts: list[Part], get: Callable[[], T]) -> T:
 
 
 def _run_slice(
-    values: tuple[Value, ...], cone: list[Node], plan: Plan | None
+    values: tuple[Value, ...], cone: list[Node], plan: Plan | None, step: StepInputs
 ) -> list[Any]:
     if plan is None:
         graph = canonicalise(values)
@@ -202,19 +210,21 @@ def _run_slice(
         plan = _slices[_key(values)] = plan_of(graph, executable, values)
     plan.make_sure_it_fits()
     with memory.explained(memory.what_runs(len(cone))), jax_compat.scope():
-        args = pack_arguments(plan)
+        args = pack_arguments(plan, step)
         started = time.perf_counter_ns()
         results = plan.launch(args)
     token = results.pop()
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
     found = [*plan.arrange(results)]
     for value, data in zip(values, found, strict=True):
-        remember(value, data)
+        remember(value, data, step)
     return found
 
 
-def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
-    values = dict(pending.memo)
+def _run_op_by_op(
+    wanted: tuple[Value, ...], cone: list[Node], step: StepInputs
+) -> list[Any]:
+    values = dict(step.memo)
     last_use = last_uses(cone, wanted)
     token: Any = None
     started = time.perf_counter_ns()
@@ -224,14 +234,14 @@ def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
         for number, node in enumerate(cone):
             tally.note(number)
             executables.get(node)
-            token = run_node(node, values).token
+            token = run_node(node, values, step=step).token
             for operand in last_use.get(number, ()):
-                if not remember(operand, values[operand]):
+                if not remember(operand, values[operand], step):
                     del values[operand]
     executables.learn()
     found = [values[value] for value in wanted]
     for value, data in zip(wanted, found, strict=True):
-        remember(value, data)
+        remember(value, data, step)
     _tell_execution("op by op", len(cone), len(cone), token, started)
     return found
 
@@ -278,14 +288,14 @@ class _Executables:
         cost_model.learn(self._parts, self._took_ns)
 
 
-def remember(value: Value, data: Any) -> bool:
+def remember(value: Value, data: Any, step: StepInputs = pending) -> bool:
     """Keep a computed value for later peeks, within the stated budget."""
-    if value in pending.memo:
+    if value in step.memo:
         return True
-    if pending.memo_bytes + data.nbytes > config.peek_memo_bytes:
+    if step.memo_bytes + data.nbytes > config.peek_memo_bytes:
         return False
-    pending.memo[value] = data
-    pending.memo_bytes += data.nbytes
+    step.memo[value] = data
+    step.memo_bytes += data.nbytes
     return True
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,24 @@ BINS = 40
 _STRETCH = 16_384  # elements; 128 KiB as float64
 
 
+class NonFinite(NamedTuple):
+    """How many elements of a tensor are NaN, infinity and minus infinity."""
+
+    nan: int = 0
+    inf: int = 0
+    minus_inf: int = 0
+
+    def __str__(self) -> str:
+        """Return it in words, empty for nothing.
+
+        Example:
+            >>> str(NonFinite(1, 2)), str(NonFinite(0, 3, 4)), str(NonFinite())
+            ('1 NaN, 2 Inf', '3 Inf, 4 -Inf', '')
+        """
+        parts = zip(self, ("NaN", "Inf", "-Inf"), strict=True)
+        return ", ".join(f"{count:,} {name}" for count, name in parts if count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Statistics of a tensor. Those of magnitudes for complex numbers.
@@ -48,7 +66,7 @@ class Summary:
         shape: Sizes.
         dtype: torch dtype.
         nan: How many elements are NaN.
-        infinite: How many are infinite.
+        infinite: How many are infinite, `minus_infinite` of them below all numbers.
         low, high, mean, std: Of the finite elements; NaN when there is none.
         nonzero: How many finite elements differ from zero.
         counts: Histogram of the finite elements, `BINS` equal bins from `low` to `high`; empty
@@ -59,6 +77,7 @@ class Summary:
     dtype: torch.dtype
     nan: int
     infinite: int
+    minus_infinite: int
     low: float
     high: float
     mean: float
@@ -73,12 +92,14 @@ class Summary:
         if not math.isnan(self.low):
             parts.append(f"{self.low:.4g} to {self.high:.4g}")
             parts.append(f"mean {self.mean:.4g}, std {self.std:.4g}")
-        parts += [
-            f"{count:,} {name}"
-            for count, name in ((self.nan, "NaN"), (self.infinite, "Inf"))
-            if count
-        ]
+        parts += str(self.not_finite).split(", ") if any(self.not_finite) else []
         return " · ".join(parts)
+
+    @property
+    def not_finite(self) -> NonFinite:
+        """How many elements are not finite, of each sort."""
+        minus = self.minus_infinite
+        return NonFinite(self.nan, self.infinite - minus, minus)
 
     @property
     def elements(self) -> int:
@@ -111,26 +132,30 @@ def of_host(array: Numbers, dtype: torch.dtype) -> Summary:
 def _summary(
     shape: tuple[int, ...], dtype: torch.dtype, facts: Sequence[float]
 ) -> Summary:
-    nan, infinite, low, high, mean, std, nonzero, *counts = facts
+    nan, infinite, minus, low, high, mean, std, nonzero, *counts = facts
     return Summary(
-        shape=shape, dtype=dtype, nan=int(nan), infinite=int(infinite), low=low,
-        high=high, mean=mean, std=std, nonzero=int(nonzero), counts=tuple(map(int, counts)),
+        shape=shape, dtype=dtype, nan=int(nan), infinite=int(infinite),
+        minus_infinite=int(minus), low=low, high=high, mean=mean, std=std, nonzero=int(nonzero), counts=tuple(map(int, counts)),
     )  # fmt: skip
 
 
-def not_finite(data: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Return how many elements of a device array are NaN, and how many infinite."""
+def not_finite(data: Any, dtype: torch.dtype) -> NonFinite:
+    """Return how many elements of a device array are not finite; complex ones by magnitude."""
     if not (dtype.is_floating_point or dtype.is_complex):
-        return 0, 0
+        return NonFinite()
     xp, array = place(data)
     with jax_compat.scope():
-        return int(xp.isnan(array).sum()), int(xp.isinf(array).sum())
+        infinite = int(xp.isinf(array).sum())
+        minus = 0
+        if infinite and not dtype.is_complex:
+            minus = int((array == -xp.inf).sum())
+        return NonFinite(int(xp.isnan(array).sum()), infinite - minus, minus)
 
 
 def _of_host(array: Any) -> list[float]:
     """Return the fields of a `Summary` from `nan` on, the counts one by one."""
     flat = array.reshape(-1)
-    nan = infinite = nonzero = 0
+    nan = infinite = minus = nonzero = 0
     low, high, total = math.inf, -math.inf, 0.0
     for numbers in _stretches(flat):
         # The lowest and the highest are NaN if any number is, and infinite likewise.
@@ -138,6 +163,7 @@ def _of_host(array: Any) -> list[float]:
         if not math.isfinite(numbers.min()) or not math.isfinite(numbers.max()):
             nan += int(np.isnan(numbers).sum())
             infinite += int(np.isinf(numbers).sum())
+            minus += int(np.isneginf(numbers).sum())
             finite = numbers[np.isfinite(numbers)]
         if finite.size:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
@@ -145,11 +171,11 @@ def _of_host(array: Any) -> list[float]:
             nonzero += int(np.count_nonzero(finite))
     count = flat.size - nan - infinite
     if not count:
-        return [nan, infinite, math.nan, math.nan, math.nan, math.nan, 0]
+        return [nan, infinite, minus, math.nan, math.nan, math.nan, math.nan, 0]
     mean = total / count
     squares, counts = _spread(flat, low, high, mean, all_finite=count == flat.size)
     std = math.sqrt(squares / max(count - 1, 1))
-    return [nan, infinite, low, high, mean, std, nonzero, *counts]
+    return [nan, infinite, minus, low, high, mean, std, nonzero, *counts]
 
 
 def _spread(
@@ -180,9 +206,9 @@ def _stretches(flat: Any) -> Iterator[Numbers]:
 
 def _of_device(array: Any) -> list[float]:
     if not array.size:
-        return [0, 0, math.nan, math.nan, math.nan, math.nan, 0]
+        return [0, 0, 0, math.nan, math.nan, math.nan, math.nan, 0]
     facts: list[float] = np.asarray(_reduction()(array.reshape(-1))).tolist()
-    low, high = facts[2:4]
+    low, high = facts[3:5]
     return facts if _has_bins(low, high) else facts[:-BINS]
 
 
@@ -212,7 +238,7 @@ def _device_facts(flat: Any) -> Any:
     # Compared with every bin, which fuses with the sum: a scatter to forty places would queue.
     hits = (which[:, None] == jnp.arange(BINS)) & finite[:, None]
     facts = [
-        jnp.isnan(wide).sum(), jnp.isinf(wide).sum(), low, high, mean,
+        jnp.isnan(wide).sum(), jnp.isinf(wide).sum(), jnp.isneginf(wide).sum(), low, high, mean,
         jnp.sqrt(squares / jnp.maximum(count - 1, 1)), jnp.count_nonzero(plain),
     ]  # fmt: skip
     return jnp.concatenate([jnp.stack(facts), hits.sum(axis=0)]).astype(jnp.float64)

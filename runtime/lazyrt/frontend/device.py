@@ -398,7 +398,7 @@ def _printed(
         found = of_host(plain.numpy(), host.dtype)
     return events.TensorPrinted(
         plan=plan, shape=shape, dtype=dtype, is_whole=True, nan=found.nan,
-        infinite=found.infinite, nonzero=found.nonzero, low=found.low, high=found.high,
+        infinite=found.infinite, minus_infinite=found.minus_infinite, nonzero=found.nonzero, low=found.low, high=found.high,
         mean=found.mean, std=found.std, site=site,
     )  # fmt: skip
 

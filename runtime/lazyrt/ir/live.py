@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -166,7 +166,44 @@ class Buffer:
         return self.value is not None and self.value.node is not None
 
 
-class PendingStep:
+class Inputs(Protocol):
+    """Device arrays by position."""
+
+    def __getitem__(self, position: int, /) -> Any:
+        """Return the array at a position."""
+
+
+class StepInputs:
+    """What the graph of a step reads, and what peeks have computed from it.
+
+    Attributes:
+        number: The step's number; -1 once the inputs were let go.
+        inputs: Device arrays, by position.
+        floats, ints: Lifted Python numbers in order of use.
+        rng: One (seed, offset) pair for each random op, in order of recording.
+        memo: Values that peeks have computed.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.inputs: Inputs = []
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+        self.rng: list[tuple[int, int]] = []
+        self.memo: dict[Value, Any] = {}
+        self.memo_bytes = 0
+
+    def note_peek(
+        self,
+        cone: list[Node],
+        tensor: str,
+        site: SourceLocation | None,
+        duration_ns: int,
+    ) -> None:
+        """Remember which nodes a peek has run; no barrier runs those of a finished step."""
+
+
+class PendingStep(StepInputs):
     """What was recorded since the last barrier.
 
     Attributes:
@@ -177,13 +214,9 @@ class PendingStep:
         inputs: Device arrays in order of first use, and `owners` weak references to the
             buffers they came from, by position. `sources` are the executions that made them,
             with the number of the result: a buffer may be gone when somebody asks.
-        floats, ints: Lifted Python numbers in order of use.
-        rng: One (seed, offset) pair for each random op, in order of recording.
         transient: Buffers of CPU numbers that ops read; they live as long as the step.
-        memo: Values that peeks have computed.
-        peeks: What those peeks were, and `peeked` which of them ran a node first.
+        peeks: What peeks there were, and `peeked` which of them ran a node first.
         writes: In-place ops.
-        number: Barriers so far.
         runs: How often op-by-op mode has run each node, once it has run any.
         may_repeat: Whether equal ops of the step may be several nodes, and `merged` the live values
             of which that has been put right (`ir/merging.py`).
@@ -191,22 +224,18 @@ class PendingStep:
         activity: Grows with everything that happens on the device.
     """
 
+    inputs: list[Any]
+
     def __init__(self) -> None:
+        super().__init__()
         self.buffers: dict[Buffer, None] = {}
         self.parked: dict[Buffer, Value | None] = {}
-        self.inputs: list[Any] = []
         self.sources: dict[int, tuple[Any, int]] = {}
         self.owners: dict[int, weakref.ref[Buffer]] = {}
-        self.floats: list[float] = []
-        self.ints: list[int] = []
-        self.rng: list[tuple[int, int]] = []
         self.transient: list[Buffer] = []
-        self.memo: dict[Value, Any] = {}
-        self.memo_bytes = 0
         self.runs: dict[Node, int] = {}
         self.peeks: list[tuple[str, SourceLocation | None, int]] = []
         self.peeked: dict[Node, int] = {}
-        self.number = 0
         self.writes = 0
         self.may_repeat = False
         self.merged: tuple[Value | None, ...] = ()

@@ -285,8 +285,8 @@ class TensorPrinted(Event):
         plan: What the tensor is, in one line that computes nothing.
         shape: Its sizes.
         is_whole: Whether all of it was copied; if not, nothing is known of its numbers.
-        nan: How many are NaN, `infinite` how many infinite, `nonzero` how many of the others
-            are not zero.
+        nan: How many are NaN, `infinite` how many infinite, `minus_infinite` how many of these
+            below all numbers, `nonzero` how many of the others are not zero.
         low: Of those that are finite, as `high`, `mean` and `std`.
     """
 
@@ -296,6 +296,7 @@ class TensorPrinted(Event):
     is_whole: bool
     nan: int = 0
     infinite: int = 0
+    minus_infinite: int = 0
     nonzero: int = 0
     low: float = 0.0
     high: float = 0.0
