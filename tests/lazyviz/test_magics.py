@@ -197,7 +197,9 @@ def test_what_a_cell_leaves_pending_is_said_there_and_explains_the_step_that_tak
     left = displayed(lab)[-1]
     run(lab, "step()")
 
-    (cause, *_) = lazyrt.explain().causes
+    explained = lazyrt.explain()
+    assert explained is not None
+    cause = explained.causes[0]
 
     assert "19 ops are pending and will run with the next step. lazyrt.mark" in left
     assert cause.kind == "missing_boundary"
@@ -213,6 +215,7 @@ def test_diff_last_and_an_explanation_have_one_neighbour(lab):
 
     shown = printed(lab, "%lazy diff last")
 
+    assert third.explanation is not None
     assert third.explanation.against == first.name
     assert f"({first.name}) → step {third.first_step}" in shown
 

@@ -60,6 +60,7 @@ def test_a_heat_map_has_its_scale_and_its_numbers():
     assert scale[0, 0].tolist() == [0, 90, 181]
     assert scale[0, -1].tolist() == [220, 90, 0]
     numbers = re.search('data-numbers="([^"]+)" data-columns="2" data-exact="1"', shown)
+    assert numbers is not None
     found = np.frombuffer(base64.b64decode(numbers[1]), "<f4").reshape(2, 2)
     np.testing.assert_array_equal(found, plane)
 

@@ -1,5 +1,7 @@
 """A loop ends at the first step whose loss or gradients are not finite, and the step is still there."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -36,7 +38,7 @@ def training(steps, bad_at=None):
 
 def test_the_step_with_the_first_nan_raises_with_op_line_and_operands():
     lazyrt.config.stop_at_nan = True
-    before = []
+    before: list[Any] = []
 
     with pytest.raises(FloatingPointError) as caught:
         before.extend(weight.detach().sum().item() for weight in training(5, bad_at=3))
@@ -53,7 +55,7 @@ def test_the_step_with_the_first_nan_raises_with_op_line_and_operands():
 
 def test_the_weights_are_as_before_the_step_which_is_still_pending():
     lazyrt.config.stop_at_nan = True
-    found = []
+    found: list[Any] = []
 
     def run():
         for weight in training(5, bad_at=2):

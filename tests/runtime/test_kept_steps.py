@@ -1,5 +1,7 @@
 """A finished step whose inputs are kept computes again what it computed; the program notices nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -53,7 +55,7 @@ def outputs(inspection):
 
 
 def test_every_node_of_a_finished_step_gives_the_bits_that_it_gave_while_pending():
-    pending = {}
+    pending: dict[Any, Any] = {}
 
     def look():
         pending.clear()
@@ -116,6 +118,7 @@ def test_one_can_walk_back_through_the_kept_steps():
         for number in (last - 2, last - 1, last):
             step = lazyrt.inspect(number)
             (loss,) = [v for v, held in step.holdings.items() if held.name == "loss"]
+            assert loss.node is not None
             found.append(float(step.materialise(loss.node.id)))
 
         assert found == pytest.approx(losses[1:], rel=1e-6)
@@ -206,7 +209,7 @@ def test_switching_off_lets_go_at_once():
     assert lazyrt.status().kept.steps == ()
     assert y.tolist() == [2, 2, 2]
     with pytest.raises(UsageError, match="'off', 'last' or a number of steps"):
-        lazyrt.config.keep_values = "always"
+        lazyrt.config.keep_values = "always"  # type: ignore[assignment]
 
 
 def test_a_step_that_is_not_there_is_refused_with_what_is():
