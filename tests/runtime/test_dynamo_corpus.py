@@ -224,6 +224,84 @@ def test_gradients_through_a_compiled_function_are_those_of_the_cpu(name):
             assert_same(one.grad, other.grad, 1e-4)
 
 
+MODELS = {
+    "conv": lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.ReLU(), nn.Flatten(0)),
+    "batch norm": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)),
+    "layer norm": lambda: nn.Sequential(nn.LayerNorm(3), nn.GELU()),
+    "instance norm": lambda: nn.InstanceNorm1d(2, affine=True),
+    "tied": lambda: nn.Sequential(layer := nn.Linear(3, 3), layer),
+    "encoder": lambda: nn.TransformerEncoderLayer(3, 1, 4, 0.0, batch_first=True),
+    "frozen": lambda: nn.Sequential(nn.Linear(3, 3).requires_grad_(requires_grad=False), nn.Linear(3, 1)),
+    "eval": lambda: nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3)).eval(),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_gives_values_gradients_and_buffers_of_the_cpu(name):
+    torch.manual_seed(1)
+    cpu = MODELS[name]()
+    model = MODELS[name]()
+    model.load_state_dict(cpu.state_dict())
+    model = model.to(DEVICE).train(cpu.training)
+    compiled = torch.compile(model, backend="lazyrt")
+    for k in range(3):
+        x = torch.linspace(-1, 2, 6).view(2, 3) * (k + 1)
+        ours, theirs = compiled(x.to(DEVICE)), cpu(x)
+        assert_same(ours, theirs, 1e-4)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+    pairs = zip(model.parameters(), cpu.parameters(), strict=True)
+    for one, other in pairs:
+        assert (one.grad is None) is (other.grad is None)
+        if other.grad is not None:
+            assert_same(one.grad, other.grad, 1e-3)
+    for one, other in zip(model.buffers(), cpu.buffers(), strict=True):
+        assert_same(one, other, 1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_function_of_several_shapes_gives_the_values_of_the_cpu(dynamic):
+    def program(x):
+        return x.reshape(-1) * x.shape[0] + x.sum(), torch.arange(
+            x.shape[1], device=x.device
+        )
+
+    compiled = torch.compile(program, backend="lazyrt", dynamic=dynamic)
+    for rows in (2, 3, 5, 3):
+        x = torch.arange(rows * 2.0).view(rows, 2)
+        for one, other in zip(compiled(x.to(DEVICE)), program(x), strict=True):
+            assert_same(one, other)
+
+
+def test_a_number_that_changes_from_call_to_call_gives_the_values_of_the_cpu():
+    compiled = torch.compile(lambda x, k: x * k + k, backend="lazyrt")
+    x = torch.arange(4.0)
+    for number in (0.5, 0.25, 3, 4, 0.125):
+        assert_same(compiled(x.to(DEVICE), number), x * number + number)
+
+
+def test_a_program_that_fullgraph_refuses_is_refused_as_on_the_cpu():
+    for device, backend in (("cpu", "aot_eager"), (DEVICE, "lazyrt")):
+        x = torch.ones(2, 3).to(device)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(with_print, backend=backend, fullgraph=True)(x, x)
+
+
+def test_an_exception_of_a_compiled_function_reaches_its_caller():
+    def program(x, fail):
+        y = x + 1
+        if fail:
+            raise ValueError("asked for")
+        return y
+
+    compiled = torch.compile(program, backend="lazyrt")
+    x = torch.ones(2).to(DEVICE)
+    with pytest.raises(ValueError, match="asked for"):
+        compiled(x, fail=True)
+    assert compiled(x, fail=False).tolist() == [2.0, 2.0]
+
+
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"]  # fmt: skip
 
 
