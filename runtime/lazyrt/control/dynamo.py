@@ -23,9 +23,12 @@ import torch
 from lazyrt.frontend import provenance
 from lazyrt.frontend.recorded_calls import RecordedCall, picker
 from lazyrt.frontend.torch_compat import (
+    OperatorBase,
+    OpOverload,
     aot_backend,
     aten,
     dynamo_is_loaded,
+    foreach_copy_,
     is_lazy,
     name_backend,
     patch_default_compiler,
@@ -173,9 +176,7 @@ class _Mixed:
         row += self._device(self._take_inputs(row), self._take_numbers(numbers))
         row += self._constants
         if self._writes:
-            torch._foreach_copy_(
-                list(self._take_targets(row)), list(self._take_written(row))
-            )
+            foreach_copy_(list(self._take_targets(row)), list(self._take_written(row)))
         return self._take_results(row)
 
 
@@ -290,9 +291,9 @@ def _only_records(node: torch.fx.Node) -> bool:
         return isinstance(_attribute(node), torch.Tensor)
     if node.op != "call_function":
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, OpOverload):
         return _is_write(node) or not node.target._schema.is_mutable
-    if isinstance(node.target, torch._ops.OperatorBase):
+    if isinstance(node.target, OperatorBase):
         return False  # one of a higher order: what it calls may do anything
     return node.target is operator.getitem or not list(_tensors(node.meta.get("val")))
 
@@ -368,10 +369,10 @@ def _stack_numbers(graph: torch.fx.GraphModule) -> None:
         graph.recompile()
 
 
-def _func_for_vectors(node: torch.fx.Node) -> torch._ops.OpOverload | None:
+def _func_for_vectors(node: torch.fx.Node) -> OpOverload | None:
     """Return the op that does to vectors what a foreach op does to lists of numbers of the CPU."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
         return None
     packet = target._schema.name.removeprefix("aten::_foreach_")
     if packet == target._schema.name or target._overloadname not in _OVERLOADS:
@@ -381,7 +382,7 @@ def _func_for_vectors(node: torch.fx.Node) -> torch._ops.OpOverload | None:
         return None
     overload = _OVERLOADS[target._overloadname]
     func = getattr(getattr(aten, packet, None), overload, None)
-    return func if isinstance(func, torch._ops.OpOverload) else None
+    return func if isinstance(func, OpOverload) else None
 
 
 def _are_numbers(parts: Any) -> bool:
