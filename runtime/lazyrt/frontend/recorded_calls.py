@@ -117,7 +117,7 @@ class _Outcomes(NamedTuple):
     by_leaves: dict[tuple[Leaf, ...], _Outcome]
 
 
-_table: dict[Any, _Outcomes] = record.composed_table()
+_table: dict[Any, _Outcomes] = record.composed_tables()[0]
 
 
 class RecordedCall:
