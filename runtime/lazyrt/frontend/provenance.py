@@ -560,7 +560,8 @@ _NO_ANCHOR: Any = _Anchor(None, None, [])  # type: ignore[arg-type]
 
 def _module_called(calls: list[FrameType]) -> str:
     """Return the name of the innermost module, given the frames of calls, innermost first."""
-    inner = next(filter(None, map(_called, calls)), None)
+    found = (each for each in map(_called, calls) if each is not None)
+    inner = next(found, None)
     if inner is None:
         return ""
     root = inner
