@@ -566,7 +566,8 @@ def _module_called(calls: list[FrameType]) -> str:
         return ""
     root = inner
     if len(calls) > 1:
-        root = next(filter(None, map(_called, reversed(calls))), inner)
+        outer = map(_called, reversed(calls))
+        root = next((each for each in outer if each is not None), inner)
     key = (id(inner), id(root))
     known = _paths.get(key)
     if known is None or known[0]() is not inner or known[1]() is not root:
