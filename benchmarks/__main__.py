@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks import (
     coverage,
     diff,
+    dynamo,
     explore,
     families,
     fuzz,
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "prints": prints,
     "families": families,
     "modes": modes,
+    "dynamo": dynamo,
     "coverage": coverage,
     "diff": diff,
     "explore": explore,

@@ -1,5 +1,6 @@
 """`torch.compile` with our backend: graphs are recorded, a step stays one execution."""
 
+import contextlib
 import gc
 import sys
 import tomllib
@@ -12,7 +13,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lazyrt
-from lazyrt.frontend import provenance
+from lazyrt.frontend import provenance, record
+from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.observe import events
 from tests.harness import DEVICE, ROOT, assert_same, cold_start, recorded, run_python
 
@@ -271,3 +273,164 @@ def test_graphs_without_a_lazy_tensor_go_to_torch_xlas_own_backend(monkeypatch):
 
     with pytest.raises(BackendCompilerFailed, match="to install torch_xla"):
         compiled(torch.ones(2))
+
+
+# ------------------------------------------------------------------- calls are looked up
+
+
+@contextlib.contextmanager
+def recordings_in():
+    """Yield a list that gets an item for each compiled graph that is recorded op by op."""
+    ran: list[str] = []
+    original = RecordedCall._record
+
+    def record(self, *args):
+        ran.append("recorded")
+        return original(self, *args)
+
+    RecordedCall._record = record
+    try:
+        yield ran
+    finally:
+        RecordedCall._record = original
+
+
+def adam_step(device, compiler):
+    """Return a whole training step with dropout and batch norm, its model and its optimizer."""
+    model = network().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+
+    def step(x):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return compiler(step), model, optimizer
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_whole_compiled_step_records_its_graphs_once_and_trains_as_on_the_cpu():
+    torch.manual_seed(2)
+    batches = [torch.randn(5, 3) for _ in range(4)]
+    plain, cpu, states = adam_step("cpu", lambda step: step)
+    expected = [plain(x) for x in batches]
+    compiled, model, optimizer = adam_step(
+        DEVICE, lambda f: torch.compile(f, backend="lazyrt")
+    )
+    found, recordings = [], []
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    for x in batches:
+        with recordings_in() as ran:
+            found.append(compiled(x.to(DEVICE)).detach())
+            lazyrt.mark_step()
+        recordings.append(len(ran))
+
+    assert (
+        0 < sum(recordings[:2]) <= 6
+    )  # forward, backward, update; torch follows first calls
+    assert recordings[2:] == [0, 0]
+    assert lazyrt.counters()["executions"] == len(batches)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(ours, theirs, 1e-4)
+    for ours, theirs in zip(model.parameters(), cpu.parameters(), strict=True):
+        assert_same(ours, theirs, 1e-3)
+    steps = [state["step"] for state in optimizer.state.values()]
+    assert steps == [state["step"] for state in states.state.values()]
+    assert {step.device.type for step in steps} == {"cpu"}
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_call_that_is_looked_up_gives_the_graph_that_its_ops_give():
+    def function(x, y):
+        y.add_(x)
+        noise = nn.functional.dropout(x, 0.5)
+        return noise.t(), (x + 1)[1:], y * 2, x.shape[0]
+
+    compiled = torch.compile(function, backend="lazyrt")
+
+    def step():
+        torch.manual_seed(3)
+        x = torch.arange(6.0).view(2, 3).to(DEVICE)
+        y = torch.ones(2, 3, device=DEVICE)
+        lazyrt.mark_step()
+        version = y._version
+        with recordings_in() as ran:
+            results = compiled(x, y)
+        fingerprint = lazyrt.pending_graph().fingerprint
+        tensors = [t.tolist() for t in (*results[:3], y)]
+        return bool(ran), fingerprint, tensors, y._version - version
+
+    followed, first, again = step(), step(), step()
+
+    assert (first[0], again[0]) == (True, False)
+    assert again[1:] == first[1:] == followed[1:]
+    assert first[2][1] == [[4.0, 5.0, 6.0]]
+    assert first[2][3] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_random_numbers_of_calls_that_are_looked_up_are_those_of_their_ops():
+    def function(x):
+        return nn.functional.dropout(x, 0.5) + torch.rand_like(x)
+
+    compiled = torch.compile(function, backend="lazyrt")
+    x = torch.ones(8).to(DEVICE)
+
+    def drawn(*, by_ops):
+        record.forget_nodes()
+        torch.manual_seed(5)
+        found = []
+        for _ in range(3):
+            if by_ops:
+                record.forget_nodes()  # nothing can be looked up
+            with lazyrt.step():
+                pair = compiled(x), compiled(x)
+            found += [t.tolist() for t in pair]
+        return found
+
+    assert drawn(by_ops=False) == drawn(by_ops=True)
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_view_in_an_output_shares_its_storage_when_its_call_is_looked_up():
+    def function(x):
+        y = x * 2
+        return y, y.view(-1)[1:3]
+
+    compiled = torch.compile(function, backend="lazyrt")
+    x = torch.arange(4.0).view(2, 2).to(DEVICE)
+    for _ in range(2):
+        whole, part = compiled(x)
+        part.fill_(7.0)
+        assert whole.tolist() == [[0.0, 7.0], [7.0, 6.0]]
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_ops_of_a_call_that_is_looked_up_are_told_to_listeners():
+    compiled = torch.compile(lambda x: (x * 2).exp(), backend="lazyrt")
+    x = torch.ones(2).to(DEVICE)
+    found = []
+    for _ in range(2):
+        lazyrt.mark_step()
+        with recorded(events.OpRecorded) as ops:
+            compiled(x)
+        found.append([op.op for op in ops])
+
+    assert found[0] == found[1] == ["aten.mul.Tensor", "aten.exp.default"]
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_call_that_reads_is_run_again():
+    compiled = torch.compile(lambda x: x[x > 1] * 2, backend="lazyrt")
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    try:
+        for high in (2.0, 0.5, 3.0):
+            x = torch.tensor([high, 0.0, 4.0])
+            assert_same(compiled(x.to(DEVICE)), x[x > 1] * 2)
+    finally:
+        torch._dynamo.config.capture_dynamic_output_shape_ops = False

@@ -1,22 +1,35 @@
-"""`torch.compile(f)`: a compiled function's ops are recorded like any others.
+"""`torch.compile(f)`: a compiled function's ops are recorded once, then looked up as one.
 
 The backend is `lazyrt`; where none is named, or torch_xla's `openxla`, graphs of lazy tensors
 come here, too.
 
-TorchDynamo finds the function's graph, AOTAutograd its backward, both once; a call then
-records their ops without running the function's Python. Nothing is computed by the call:
-inside a `step()` the whole step is still one execution. Ops keep the lines and modules of the
-program that was compiled, forward and backward.
+TorchDynamo finds the function's graph, AOTAutograd its backward, both once. The first call of a
+graph records its ops without running the function's Python; the next ones on the same values are
+one look-up (`frontend/recorded_calls.py`). Nothing is computed by a call: inside a `step()` the
+whole step is still one execution. Ops keep the lines and modules of the program that was compiled,
+forward and backward.
+
+A graph may compute on the CPU, too: that of an optimizer counts its steps there. Those ops run at
+each call, and the numbers that the device reads of them are inputs of the step.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lazyrt.frontend import provenance
+from lazyrt.frontend.recorded_calls import RecordedCall, picker
 from lazyrt.frontend.torch_compat import (
+    OperatorBase,
+    OpOverload,
     aot_backend,
+    aten,
     dynamo_is_loaded,
+    foreach_copy_,
+    is_lazy,
     name_backend,
     patch_default_compiler,
     patch_openxla,
@@ -24,9 +37,7 @@ from lazyrt.frontend.torch_compat import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 NAMES = ("lazyrt", "lazyviz")
 
@@ -57,12 +68,6 @@ def dynamo_backend(
     return _compile(graph, example_inputs)
 
 
-def _record(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
-    """Return the graph as generated code that records, and whose lines are the user's."""
-    provenance.note_generated_lines(graph)
-    return graph.forward
-
-
 def install() -> None:
     """Give the backend its names where TorchDynamo is loaded already, and the lazy graphs.
 
@@ -75,3 +80,336 @@ def install() -> None:
     if dynamo_is_loaded():
         for name in NAMES:
             name_backend(name, dynamo_backend)
+
+
+# -------------------------------------------------------------------- graphs that record
+
+
+def _record(
+    graph: torch.fx.GraphModule, _inputs: Sequence[Any]
+) -> Callable[[list[Any]], Any]:
+    """Return what calls a graph of ATen ops, and whose ops have the user's lines."""
+    _stack_numbers(graph)
+    parts = _split(graph)
+    if parts is not None and parts[0]:
+        return _Mixed(graph, *parts)
+    provenance.note_generated_lines(graph)
+    forward = graph.forward
+    if parts is None:
+        return lambda args: forward(*args)
+    return _recorded(forward, graph.graph.find_nodes(op="placeholder"), parts[1])
+
+
+def _recorded(
+    code: Callable[..., Sequence[Any]],
+    inputs: Sequence[torch.fx.Node],
+    nodes: Sequence[torch.fx.Node],
+    numbers: Sequence[torch.fx.Node] = (),
+) -> RecordedCall:
+    """Return what looks up calls of the code of some nodes."""
+    places = {node: k for k, node in enumerate(inputs)}
+    written = [places[node.args[0]] for node in nodes if _is_write(node)]  # type: ignore[index]
+    captured = [_attribute(node) for node in nodes if node.op == "get_attr"]
+    dtypes = [node.meta["val"].dtype for node in numbers]
+    return RecordedCall(code, written, captured, dtypes)
+
+
+class _Mixed:
+    """A graph in two parts: what runs on the CPU at each call, and what is recorded.
+
+    A call has its values in a row: its arguments, the results of the CPU's part, the numbers that
+    the device reads of those, the results of the recorded part, and constants.
+
+    Args:
+        graph: The graph.
+        host: Its nodes that run on the CPU.
+        device: Its nodes that are recorded.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        host: Sequence[torch.fx.Node],
+        device: Sequence[torch.fx.Node],
+    ) -> None:
+        args = graph.graph.find_nodes(op="placeholder")
+        results = graph.graph.find_nodes(op="output")[0].args[0]
+        writes = [node for node in host if _is_write(node)]
+        host = [node for node in host if not _is_write(node)]
+        read = _inputs_of(device)
+        numbers = [node for node in read if _is_on_host(node)]
+        inputs = [node for node in read if not _is_on_host(node)]
+        holders = list(dict.fromkeys(_holder(node) for node in numbers))
+        written = [node.args[1] for node in writes]
+
+        made = _needed(host, [*inputs, *holders, *results, *written])
+        recorded = _needed(device, results)
+        constants = [part for part in results if not isinstance(part, torch.fx.Node)]
+        row = [*args, *made, *recorded, *constants]
+        places: dict[int, int] = {id(part): k for k, part in enumerate(row)}
+
+        def place(part: Any) -> int:
+            return places[id(part)]
+
+        host_inputs = _inputs_of(host)
+        self._host = _part(graph, host_inputs, host, made)
+        self._take_host_inputs = picker(map(place, host_inputs))
+        self._take_inputs = picker(map(place, inputs))
+        self._take_holders = picker(map(place, holders))
+        code = _part(graph, [*inputs, *numbers], device, recorded)
+        self._device = _recorded(code, inputs, device, numbers)
+        starts = dict(zip(holders, _starts(holders), strict=True))
+        self._take_numbers = picker(starts[_holder(n)] + _index(n) for n in numbers)
+        self._constants = constants
+        self._take_targets = picker(place(node.args[0]) for node in writes)
+        self._take_written = picker(map(place, written))
+        self._writes = bool(writes)
+        self._take_results = picker(map(place, results))
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Return the graph's results."""
+        row = [*args, *self._host(*self._take_host_inputs(args))]
+        numbers: list[float] = []
+        for holder in self._take_holders(row):
+            found = holder.tolist()
+            numbers += found if found.__class__ is list else [found]
+        row += self._device(self._take_inputs(row), self._take_numbers(numbers))
+        row += self._constants
+        if self._writes:
+            foreach_copy_(list(self._take_targets(row)), list(self._take_written(row)))
+        return self._take_results(row)
+
+
+def _holder(number: torch.fx.Node) -> torch.fx.Node:
+    """Return what to read for a number: the vector that it is an element of, or itself."""
+    source = number.args[0] if number.target is operator.getitem else None
+    if isinstance(source, torch.fx.Node) and source.target == aten.unbind.int:
+        return source.args[0]  # type: ignore[return-value]
+    return number
+
+
+def _index(number: torch.fx.Node) -> int:
+    """Return which element of its holder a number is."""
+    index: Any = 0 if _holder(number) is number else number.args[1]
+    return int(index)
+
+
+def _starts(holders: Sequence[torch.fx.Node]) -> Iterator[int]:
+    """Yield where the elements of each of some vectors begin, in a row of all."""
+    start = 0
+    for node in holders:
+        yield start
+        start += node.meta["val"].numel()
+
+
+def _part(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[torch.fx.Node],
+    nodes: Sequence[torch.fx.Node],
+    results: Sequence[torch.fx.Node],
+) -> Callable[..., Sequence[Any]]:
+    """Return the code of some nodes of a graph."""
+    made = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in inputs:
+        copies[node] = made.placeholder(node.name)
+    for node in nodes:
+        copies[node] = made.node_copy(node, copies.__getitem__)
+    made.output([copies[node] for node in results])
+    module = torch.fx.GraphModule(graph, made)
+    provenance.note_generated_lines(module)
+    code: Callable[..., Sequence[Any]] = module.forward
+    return code
+
+
+def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Return what some nodes read of others, by first use."""
+    inside = set(nodes)
+    read = (each for node in nodes for each in node.all_input_nodes)
+    return [node for node in dict.fromkeys(read) if node not in inside]
+
+
+def _needed(nodes: Sequence[torch.fx.Node], read: Iterable[Any]) -> list[torch.fx.Node]:
+    """Return those of some nodes that something reads."""
+    wanted = {node for node in read if isinstance(node, torch.fx.Node)}
+    return [node for node in nodes if node in wanted]
+
+
+# ----------------------------------------------------------------- which op runs where
+
+_Split = tuple[list["torch.fx.Node"], list["torch.fx.Node"]]
+# Of numbers that become inputs of the step; others are uploaded where an op reads them.
+_NUMBERS = frozenset(
+    (torch.float16, torch.bfloat16, torch.float32, torch.float64,
+     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+)  # fmt: skip
+
+
+def _split(graph: torch.fx.GraphModule) -> _Split | None:
+    """Return the nodes that run on the CPU and those that are recorded.
+
+    Returns:
+        None where ops must run one by one: the CPU needs what the device computes, a node is no
+        plain op, or nothing is on the device.
+    """
+    host: list[torch.fx.Node] = []
+    device: list[torch.fx.Node] = []
+    of_device: set[torch.fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op in {"placeholder", "output"}:
+            if _is_on_device(node):
+                of_device.add(node)
+            continue
+        if not _only_records(node):
+            return None
+        if not of_device.isdisjoint(node.all_input_nodes):
+            if _is_on_host(node) or not all(map(_can_read, node.all_input_nodes)):
+                return None
+            is_recorded = True
+        else:
+            reads_host = any(map(_is_on_host, node.all_input_nodes))
+            is_recorded = _is_on_device(node) and not reads_host
+        if is_recorded:
+            of_device.add(node)
+        (device if is_recorded else host).append(node)
+    return (host, device) if device else None
+
+
+def _can_read(node: torch.fx.Node) -> bool:
+    """Return whether a recorded op can read what a node gives: on the device, or a number."""
+    value = node.meta.get("val")
+    if not _is_on_host(node):
+        return True
+    return (
+        isinstance(value, torch.Tensor) and not value.dim() and value.dtype in _NUMBERS
+    )
+
+
+def _only_records(node: torch.fx.Node) -> bool:
+    """Return whether a node is an op that writes to nothing but an argument, or no op."""
+    if node.op == "get_attr":
+        return isinstance(_attribute(node), torch.Tensor)
+    if node.op != "call_function":
+        return False
+    if isinstance(node.target, OpOverload):
+        return _is_write(node) or not node.target._schema.is_mutable
+    if isinstance(node.target, OperatorBase):
+        return False  # one of a higher order: what it calls may do anything
+    return node.target is operator.getitem or not list(_tensors(node.meta.get("val")))
+
+
+def _is_write(node: torch.fx.Node) -> bool:
+    """Return whether a node writes to an argument, as those at the end of a graph do."""
+    if node.target != aten.copy_.default:
+        return False
+    target = node.args[0]
+    return isinstance(target, torch.fx.Node) and target.op == "placeholder"
+
+
+def _is_on_host(node: torch.fx.Node) -> bool:
+    """Return whether a node gives tensors, none of them on the device."""
+    tensors = list(_tensors(_value_of(node)))
+    return bool(tensors) and not any(map(is_lazy, tensors))
+
+
+def _is_on_device(node: torch.fx.Node) -> bool:
+    """Return whether a node gives tensors of the device."""
+    return any(map(is_lazy, _tensors(_value_of(node))))
+
+
+def _value_of(node: torch.fx.Node) -> Any:
+    """Return what stands for a node's value: stand-ins of tensors."""
+    return _attribute(node) if node.op == "get_attr" else node.meta.get("val")
+
+
+def _attribute(node: torch.fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+
+
+# ------------------------------------------------------------------ numbers of the CPU
+# An optimizer that TorchDynamo has captured counts steps, and computes corrections, in one tensor
+# for each parameter, on the CPU: hundreds of numbers a step, each with the cost of an op.
+
+
+_OVERLOADS = {
+    "default": "default", "Scalar": "Scalar", "List": "Tensor", "ScalarAndTensor": "Scalar",
+}  # fmt: skip
+
+
+def _stack_numbers(graph: torch.fx.GraphModule) -> None:
+    """Let a foreach op on numbers of the CPU be one op on the vector of them."""
+    made: dict[torch.fx.Node, torch.fx.Node] = {}  # vectors by their elements' list
+    nodes = graph.graph
+    for node in list(nodes.nodes):
+        func = _func_for_vectors(node)
+        if func is None:
+            continue
+        with nodes.inserting_before(node):
+            args = [
+                _vector(nodes, arg, made) if isinstance(arg, list) else arg
+                for arg in node.args
+            ]
+            vector = nodes.call_function(func, tuple(args), dict(node.kwargs))
+            elements = nodes.call_function(aten.unbind.int, (vector,))
+        like = node.meta["val"]
+        vector.meta = {**node.meta, "val": like[0].new_empty(len(like))}
+        elements.meta = dict(node.meta)
+        made[elements] = vector
+        node.replace_all_uses_with(elements)
+    if made:
+        nodes.eliminate_dead_code()
+        graph.recompile()
+
+
+def _func_for_vectors(node: torch.fx.Node) -> OpOverload | None:
+    """Return the op that does to vectors what a foreach op does to lists of numbers of the CPU."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return None
+    packet = target._schema.name.removeprefix("aten::_foreach_")
+    if packet == target._schema.name or target._overloadname not in _OVERLOADS:
+        return None
+    lists = [arg for arg in node.args if isinstance(arg, list)]
+    if not all(map(_are_numbers, [*lists, node.meta.get("val")])):
+        return None
+    overload = _OVERLOADS[target._overloadname]
+    func = getattr(getattr(aten, packet, None), overload, None)
+    return func if isinstance(func, OpOverload) else None
+
+
+def _are_numbers(parts: Any) -> bool:
+    """Return whether a list, of nodes or of what they give, is of numbers of the CPU alike."""
+    if not isinstance(parts, (list, tuple)) or not parts:
+        return False
+    values = [
+        part.meta.get("val") if isinstance(part, torch.fx.Node) else part
+        for part in parts
+    ]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    kinds = {(tensor.device.type, tensor.dtype, tensor.dim()) for tensor in tensors}
+    are_alike = len(tensors) == len(values) and len(kinds) == 1
+    return are_alike and next(iter(kinds))[::2] == ("cpu", 0)
+
+
+def _vector(
+    graph: torch.fx.Graph,
+    elements: Sequence[torch.fx.Node],
+    made: dict[torch.fx.Node, torch.fx.Node],
+) -> torch.fx.Node:
+    """Return a vector of some elements, which may be one that is there already."""
+    first = elements[0]
+    source = first.args[0] if first.target is operator.getitem else None
+    whole = [(operator.getitem, (source, k)) for k in range(len(elements))]
+    if source in made and [(e.target, e.args) for e in elements] == whole:
+        return made[source]  # type: ignore[index]
+    vector = graph.call_function(aten.stack.default, (list(elements),))
+    vector.meta["val"] = first.meta["val"].new_empty(len(elements))
+    return vector

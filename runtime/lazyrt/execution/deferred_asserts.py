@@ -65,6 +65,11 @@ def note_barrier() -> None:
     _checks[:] = [c for c in _checks if c.buffer is not None or c.data is not None]
 
 
+def count() -> int:
+    """Return how many checks wait for their step, or to be looked at."""
+    return len(_checks)
+
+
 def waiting() -> list[Buffer]:
     """Return the values to be looked at that no barrier has run yet."""
     return [check.buffer for check in _checks if check.buffer is not None]

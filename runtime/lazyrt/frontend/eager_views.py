@@ -11,6 +11,7 @@ from lazyrt.frontend import (
     kernels,
     linear,
     outs,
+    recorded_calls,
     special,
     views,
 )
@@ -139,7 +140,15 @@ def _replace(names: dict[str, Any]) -> None:
     """Give global names of every kernel other values."""
     written = [
         vars(module)
-        for module in (kernels, linear, outs, special, factorisations, views)
+        for module in (
+            kernels,
+            linear,
+            outs,
+            special,
+            factorisations,
+            views,
+            recorded_calls,
+        )
     ]
     for scope in (*kernels.scopes, *written):
         for name, value in names.items():

@@ -560,12 +560,14 @@ _NO_ANCHOR: Any = _Anchor(None, None, [])  # type: ignore[arg-type]
 
 def _module_called(calls: list[FrameType]) -> str:
     """Return the name of the innermost module, given the frames of calls, innermost first."""
-    inner = next(filter(None, map(_called, calls)), None)
+    found = (each for each in map(_called, calls) if each is not None)
+    inner = next(found, None)
     if inner is None:
         return ""
     root = inner
     if len(calls) > 1:
-        root = next(filter(None, map(_called, reversed(calls))), inner)
+        outer = map(_called, reversed(calls))
+        root = next((each for each in outer if each is not None), inner)
     key = (id(inner), id(root))
     known = _paths.get(key)
     if known is None or known[0]() is not inner or known[1]() is not root:

@@ -39,6 +39,9 @@ DEVICE_TYPE = "lazyrt"
 DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
 
 aten = torch.ops.aten
+OpOverload = torch._ops.OpOverload
+OperatorBase = torch._ops.OperatorBase
+foreach_copy_ = torch._foreach_copy_
 # torch's own class, whatever name `torch.Generator` stands for later.
 TorchGenerator = torch._C.Generator
 create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor
@@ -68,16 +71,77 @@ def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
     """Return a backend of TorchDynamo that hands forward and backward graphs to `compiler`.
 
     Args:
-        compiler: Takes a graph module of ATen ops and example inputs, returns a callable.
+        compiler: Takes a graph module of ATen ops and example inputs, returns a callable that
+            takes the list of arguments.
     """
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import default_partition
+
+    def partition(joint: Any, *args: Any, **options: Any) -> Any:
+        _view_anew(joint.graph)
+        return default_partition(joint, *args, **options)
 
     def boxed(graph: Any, inputs: Any) -> Any:
-        return make_boxed_func(compiler(graph, inputs))
+        compiled = compiler(graph, inputs)
 
-    backend: Callable[..., Any] = aot_autograd(fw_compiler=boxed, bw_compiler=boxed)
+        def call(args: list[Any]) -> Any:
+            return compiled(args)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    # Writes to arguments are ops of the graph, not of what calls it.
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=boxed,
+        bw_compiler=boxed,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
     return backend
+
+
+def _view_anew(joint: torch.fx.Graph) -> None:
+    """Let a graph's backward ops view what forward ops have computed by views of their own.
+
+    Forward then saves what is viewed, once, and not each view of it.
+
+    Args:
+        joint: Forward and backward in one graph.
+    """
+    nodes = list(joint.nodes)
+    tags = [node.meta.get("partitioner_tag") for node in nodes]
+    end = max((k + 1 for k, tag in enumerate(tags) if tag == "is_forward"), default=0)
+    forward = set(nodes[:end])
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def anew(node: torch.fx.Node) -> torch.fx.Node:
+        if node not in forward or not _is_view_op(node):
+            return node
+        if node not in copies:
+            copies[node] = joint.node_copy(node, anew)
+            copies[node].meta["partitioner_tag"] = "is_backward"
+        return copies[node]
+
+    for node in nodes[end:]:
+        if node.op in {"placeholder", "output"}:
+            continue
+        for read in node.all_input_nodes:
+            with joint.inserting_before(node):
+                viewed = anew(read)
+            if viewed is not read:
+                node.replace_input_with(read, viewed)
+
+
+def _is_view_op(node: torch.fx.Node) -> bool:
+    """Return whether a node views its first argument, and gives one tensor."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    aliased = target._schema.arguments[0].alias_info if node.args else None
+    returned = target._schema.returns
+    return (
+        aliased is not None and len(returned) == 1 and str(returned[0].type) == "Tensor"
+    )
 
 
 def dynamo_is_loaded() -> bool:

@@ -537,6 +537,26 @@ def random_leaf(source: Generator = generator) -> Leaf:
     return _number_leaf(leaves, "rng", position, torch.uint64)
 
 
+def draw(count: int, source: Generator = generator) -> None:
+    """Make the next states of a generator inputs of the pending step: `random_leaf`, many times."""
+    first = source.offset
+    source.offset = first + count
+    pending.rng += [(source.seed, first + k) for k in range(count)]
+
+
+_NUMBERS: dict[LeafKind, torch.dtype] = {
+    "float": torch.float64, "int": torch.int64, "rng": torch.uint64,
+}  # fmt: skip
+
+
+def leaf_at(kind: LeafKind, position: int | None = None) -> Leaf:
+    """Return the leaf of a number of the pending step, by default of the next one of its kind."""
+    numbers = {"float": pending.floats, "int": pending.ints, "rng": pending.rng}
+    if position is None:
+        position = len(numbers[kind])  # type: ignore[arg-type]
+    return _number_leaf(_here(), kind, position, _NUMBERS[kind])
+
+
 def _number_leaf(
     leaves: _Leaves, kind: LeafKind, position: int, dtype: torch.dtype
 ) -> Leaf:

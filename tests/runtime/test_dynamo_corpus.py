@@ -1,0 +1,332 @@
+"""Compiled programs of many kinds, each called three times: the values of the CPU."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.harness import DEVICE, assert_same
+
+F = nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_others():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def write_input(x, y):
+    x.add_(y)
+    return x * 2
+
+
+def write_view(x, y):
+    x[0].mul_(2)
+    return x + y
+
+
+def write_twice(x, y):
+    x.add_(1)
+    y.copy_(x)
+    return x - y
+
+
+def aliases(x, y):
+    z = x * y
+    return z, z.t(), z[1:], x.view(-1), x
+
+
+def with_print(x, y):
+    z = x + y
+    print(end="")  # noqa: T201
+    return z * 2
+
+
+def branch_on_value(x, y):
+    return x * 2 if x.sum() > y.sum() else x - y
+
+
+def item(x, y):
+    return y * x.sum().item()
+
+
+def mask(x, y):
+    return x[x > 1] + y.sum()
+
+
+def where(x, y):
+    return torch.where(x > y, x, y)
+
+
+def loop(x, y):
+    for k in range(3):
+        x = x * k + y
+    return x
+
+
+def closure(x, y):
+    def inner(z):
+        return z + y
+
+    return inner(x).relu()
+
+
+def autocast(x, y):
+    with torch.autocast(DEVICE if x.device.type == DEVICE else "cpu", torch.bfloat16):
+        return (x.t() @ y).float()
+
+
+def func_grad(x, y):
+    return torch.func.grad(lambda z: (z * y).sum().sin())(x)
+
+
+def func_vmap(x, y):
+    return torch.func.vmap(torch.dot)(x, y)
+
+
+def caught(x, y):
+    try:
+        raise ValueError  # noqa: TRY301
+    except ValueError:
+        return x - y
+
+
+@torch.compiler.disable
+def not_compiled(x):
+    return x.cumsum(0)
+
+
+def calls_disabled(x, y):
+    return not_compiled(x) + y
+
+
+def no_grad(x, y):
+    with torch.no_grad():
+        z = x * 2
+    return z + y
+
+
+def numbers(x, y):
+    return x * 2.5 + 3, x.shape[0], y.dim()
+
+
+def dictionary(x, y):
+    return {"sum": x + y}["sum"]
+
+
+def factories(x, y):
+    return (
+        torch.zeros_like(x) + torch.arange(3.0, device=x.device) + torch.full((), 2.0)
+    )
+
+
+def of_constant(x, y):
+    return x + torch.tensor([1.0, 2.0, 3.0], device=x.device)
+
+
+def slices(x, y):
+    return torch.cat([x[:1], y[1:]]), x.chunk(3, 1)[1], x.unbind()[0]
+
+
+def layer_norm(x, y):
+    return F.layer_norm(x, (3,)) + F.softmax(y, -1)
+
+
+def sort(x, y):
+    return x.sort(1).values, y.argmax(0), x.topk(2).indices
+
+
+def attention(x, y):
+    return F.scaled_dot_product_attention(x[None], y[None], x[None])
+
+
+def foreach(x, y):
+    return torch._foreach_add([x, y], 2.0)[1]
+
+
+def complex_numbers(x, y):
+    return torch.complex(x, y).abs()
+
+
+def checkpointed(x, y):
+    return torch.utils.checkpoint.checkpoint(lambda z: (z * y).tanh(), x, use_reentrant=False)  # fmt: skip
+
+
+PROGRAMS = [
+    write_input, write_view, write_twice, aliases, with_print, branch_on_value, item, mask,
+    where, loop, closure, autocast, func_grad, func_vmap, caught, calls_disabled, no_grad,
+    numbers, dictionary, factories, of_constant, slices, layer_norm, sort, attention, foreach,
+    complex_numbers, checkpointed,
+]  # fmt: skip
+
+
+def flat(results):
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_compiled_function_gives_the_values_of_the_cpu_at_each_call(program):
+    compiled = torch.compile(program, backend="lazyrt")
+    for _ in range(3):
+        args = [torch.arange(6.0).view(2, 3), torch.linspace(-1, 2, 6).view(2, 3)]
+        ours = [arg.to(DEVICE) for arg in args]
+        found, expected = flat(compiled(*ours)), flat(program(*args))
+        pairs: list[Any] = [
+            *zip(found, expected, strict=True),
+            *zip(ours, args, strict=True),
+        ]
+        for one, other in pairs:
+            if isinstance(other, torch.Tensor):
+                assert_same(one, other, 1e-2 if program is autocast else 1e-5)
+            else:
+                assert one == other
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 2 + 0 * x
+
+
+DIFFERENTIATED = {
+    "matmul": lambda x, y: (x @ y.t()).tanh(),
+    "views": lambda x, y: x.t().reshape(-1) * y.view(-1),
+    "custom": lambda x, y: Doubled.apply(x) * y,
+    "checkpoint": checkpointed,
+    "break": with_print,
+    "aliases": lambda x, y: (x * y).t()[1:],
+    "hook": lambda x, y: x * y + (x * 1).clamp(min=0),
+    "index": lambda x, y: x[[1, 0]] * y,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_through_a_compiled_function_are_those_of_the_cpu(name):
+    program = DIFFERENTIATED[name]
+    compiled = torch.compile(program, backend="lazyrt")
+    x, y = torch.arange(6.0).view(2, 3), torch.linspace(-1, 2, 6).view(2, 3)
+    for _ in range(3):
+        cpu = [t.clone().requires_grad_() for t in (x, y)]
+        ours = [t.to(DEVICE).requires_grad_() for t in (x, y)]
+        program(*cpu).square().sum().backward()
+        compiled(*ours).square().sum().backward()
+        for one, other in zip(ours, cpu, strict=True):
+            assert_same(one.grad, other.grad, 1e-4)
+
+
+MODELS = {
+    "conv": lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.ReLU(), nn.Flatten(0)),
+    "batch norm": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)),
+    "layer norm": lambda: nn.Sequential(nn.LayerNorm(3), nn.GELU()),
+    "instance norm": lambda: nn.InstanceNorm1d(2, affine=True),
+    "tied": lambda: nn.Sequential(layer := nn.Linear(3, 3), layer),
+    "encoder": lambda: nn.TransformerEncoderLayer(3, 1, 4, 0.0, batch_first=True),
+    "frozen": lambda: nn.Sequential(nn.Linear(3, 3).requires_grad_(requires_grad=False), nn.Linear(3, 1)),
+    "eval": lambda: nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3)).eval(),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_compiled_model_gives_values_gradients_and_buffers_of_the_cpu(name):
+    torch.manual_seed(1)
+    cpu = MODELS[name]()
+    model = MODELS[name]()
+    model.load_state_dict(cpu.state_dict())
+    model = model.to(DEVICE).train(cpu.training)
+    compiled = torch.compile(model, backend="lazyrt")
+    for k in range(3):
+        x = torch.linspace(-1, 2, 6).view(2, 3) * (k + 1)
+        ours, theirs = compiled(x.to(DEVICE)), cpu(x)
+        assert_same(ours, theirs, 1e-4)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+    pairs = zip(model.parameters(), cpu.parameters(), strict=True)
+    for one, other in pairs:
+        assert (one.grad is None) is (other.grad is None)
+        if other.grad is not None:
+            assert_same(one.grad, other.grad, 1e-3)
+    for one, other in zip(model.buffers(), cpu.buffers(), strict=True):
+        assert_same(one, other, 1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_function_of_several_shapes_gives_the_values_of_the_cpu(dynamic):
+    def program(x):
+        return x.reshape(-1) * x.shape[0] + x.sum(), torch.arange(
+            x.shape[1], device=x.device
+        )
+
+    compiled = torch.compile(program, backend="lazyrt", dynamic=dynamic)
+    for rows in (2, 3, 5, 3):
+        x = torch.arange(rows * 2.0).view(rows, 2)
+        for one, other in zip(compiled(x.to(DEVICE)), program(x), strict=True):
+            assert_same(one, other)
+
+
+def test_a_number_that_changes_from_call_to_call_gives_the_values_of_the_cpu():
+    compiled = torch.compile(lambda x, k: x * k + k, backend="lazyrt")
+    x = torch.arange(4.0)
+    for number in (0.5, 0.25, 3, 4, 0.125):
+        assert_same(compiled(x.to(DEVICE), number), x * number + number)
+
+
+def test_a_program_that_fullgraph_refuses_is_refused_as_on_the_cpu():
+    for device, backend in (("cpu", "aot_eager"), (DEVICE, "lazyrt")):
+        x = torch.ones(2, 3).to(device)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(with_print, backend=backend, fullgraph=True)(x, x)
+
+
+def test_an_exception_of_a_compiled_function_reaches_its_caller():
+    def program(x, fail):
+        y = x + 1
+        if fail:
+            raise ValueError("asked for")
+        return y
+
+    compiled = torch.compile(program, backend="lazyrt")
+    x = torch.ones(2).to(DEVICE)
+    with pytest.raises(ValueError, match="asked for"):
+        compiled(x, fail=True)
+    assert compiled(x, fail=False).tolist() == [2.0, 2.0]
+
+
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_compiled_training_step_trains_as_on_the_cpu(name):
+    def train(device, compiler):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(device)
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        call = compiler(step)
+        for k in range(4):
+            call(torch.full((2, 3), 1.0 + k).to(device))
+        return list(model.parameters())
+
+    expected = train("cpu", lambda step: step)
+    found = train(DEVICE, lambda step: torch.compile(step, backend="lazyrt"))
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one.detach(), other.detach(), 1e-4)
