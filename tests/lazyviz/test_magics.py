@@ -192,7 +192,10 @@ def svgs(data):
 def test_what_a_cell_leaves_pending_is_said_there_and_explains_the_step_that_takes_it(
     lab,
 ):
-    run(lab, "def step():\n    x.add_(1)\n    lazyrt.mark_step()\nstep()\nstep()")
+    run(
+        lab,
+        "def step():\n    x.add_(1).tanh_().exp_()\n    lazyrt.mark_step()\nstep()\nstep()",
+    )
     run(lab, "p = x * 1\nfor k in range(9): p = (p + k).sin()")
     left = displayed(lab)[-1]
     run(lab, "step()")

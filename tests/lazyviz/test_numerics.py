@@ -64,9 +64,13 @@ def test_each_node_is_compared_and_the_first_over_tolerance_is_marked():
 
 
 def test_what_is_no_lazy_tensor_is_refused_in_the_name_of_what_was_called():
-    for call in (lazyviz.compare_modes, lazyrt.pending_graph, lazyrt.inspect):
+    for call in (lazyviz.compare_modes, lazyrt.pending_graph):
         with pytest.raises(UsageError, match=rf"^{call.__name__}\(\) got int 3, which"):
             call(3)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match=r"^inspect\(3\): the graph of step 3 is not kept"
+    ):
+        lazyrt.inspect(3)
     with pytest.raises(UsageError, match=r"^node_values\(\) got a tensor on cpu"):
         lazyrt.node_values(torch.ones(2), mode="lazy")
 

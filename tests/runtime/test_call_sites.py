@@ -286,6 +286,7 @@ def test_a_call_that_only_the_in_place_form_refuses_is_refused_after_the_other_f
         small.add_(large)
 
 
+@pytest.mark.usefixtures("rules")
 def test_a_rule_given_in_between_lowers_what_another_cell_records():
     x = torch.ones(2).to(DEVICE)
     before = torch.ops.aten.erfc.default(x).tolist()

@@ -288,11 +288,11 @@ def recordings_in():
         ran.append("recorded")
         return original(self, *args)
 
-    RecordedCall._record = record
+    RecordedCall._record = record  # type: ignore[method-assign]
     try:
         yield ran
     finally:
-        RecordedCall._record = original
+        RecordedCall._record = original  # type: ignore[method-assign]
 
 
 def adam_step(device, compiler):

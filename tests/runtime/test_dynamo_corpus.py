@@ -256,8 +256,8 @@ def test_a_compiled_model_gives_values_gradients_and_buffers_of_the_cpu(name):
         assert (one.grad is None) is (other.grad is None)
         if other.grad is not None:
             assert_same(one.grad, other.grad, 1e-3)
-    for one, other in zip(model.buffers(), cpu.buffers(), strict=True):
-        assert_same(one, other, 1e-4)
+    for own, its in zip(model.buffers(), cpu.buffers(), strict=True):
+        assert_same(own, its, 1e-4)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
