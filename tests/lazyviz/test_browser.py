@@ -132,7 +132,7 @@ def test_a_click_shows_a_value_and_the_step_stays_as_it_was(explored):
     click_op(page, "aten.relu.default")
     assert "aten.relu.default" in page.locator(".lzg-panel").inner_text()
     assert "0 to 7" in page.locator(".lzg-panel .lzf").inner_text()
-    assert page.locator(".lzg-panel img.lzp").is_visible()
+    assert page.locator(".lzg-panel img.lzp[data-exact]").is_visible()
 
     # By keyboard: from the op to what reads it, then the search, then the help.
     page.locator(".lzg-host g[aria-label*='aten.sum']").first.focus()

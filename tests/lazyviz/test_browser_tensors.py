@@ -85,7 +85,7 @@ def test_a_tensor_shows_statistics_first_and_folds_its_values(page):
     assert "tensor([[" in values.inner_text()
     picture = output.locator("details").nth(1)
     picture.locator("summary").click()
-    assert picture.locator("img").last.evaluate("image => image.naturalWidth") > 40
+    assert picture.locator("img").first.evaluate("image => image.naturalWidth") > 40
     plan = output.locator("details").nth(2)
     plan.locator("summary").click()
     assert "aten.sin.default" in plan.locator("pre").inner_text()

@@ -233,7 +233,8 @@ print("lazyrt" in finders)
     [("", "False 6.0 False"), ("import torch._dynamo", "True 6.0 False")],
 )
 def test_breaks_are_harmless_whichever_is_imported_first(before, printed):
-    assert run_python(EARLY_AND_LATE.format(before=before)) == printed
+    program = EARLY_AND_LATE.format(before=before)
+    assert run_python(program, anew=True) == printed
 
 
 def test_an_import_that_failed_is_waited_for_again(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import lazyrt
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import kept_steps
 
-pytestmark = pytest.mark.not_eager("is about whole steps")
+pytestmark = pytest.mark.lazy_only("is about whole steps")
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,8 @@ from tests.replicas import run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.lazy_only("other modes run a collective where it is called")
+
 _WORLD = (0, 1)
 
 
@@ -228,7 +230,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.lazy_only("counts executions of steps")
 def test_collectives_of_two_processes_give_what_torch_documents(
     pair: list[dict[str, Any]],
 ) -> None:
@@ -262,7 +263,6 @@ def _trained_well(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.lazy_only("counts compiles of steps")
 def test_torchs_own_wrappers_train_as_one_process_on_the_whole_batch(
     pair: list[dict[str, Any]],
 ) -> None:
@@ -294,7 +294,6 @@ def test_ranks_that_differ_are_told_and_go_on(pair: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.lazy_only("counts compiles of steps")
 def test_four_ranks_train_and_name_the_one_that_is_killed() -> None:
     ranks = run("training", "killed", count=4)
     assert ranks.pop(1)["exit"] == -9
