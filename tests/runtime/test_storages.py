@@ -15,7 +15,11 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, lazy, recorded
 from tests.runtime.semantics import grid, on_both
 
-pytestmark = pytest.mark.usefixtures("fast")
+# torch warns of typed storages once in a process.
+pytestmark = [
+    pytest.mark.usefixtures("fast"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
 
 
 def test_storages_have_the_sizes_of_the_cpu():
@@ -109,7 +113,6 @@ def test_a_storages_bytes_can_be_read():
     )
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_storage_is_made_of_a_size_and_of_bytes():
     def program(device):
         zeros: Any = torch.UntypedStorage(8, device=device)
@@ -136,7 +139,6 @@ COPIES = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_copies_of_storages_are_those_of_the_cpu_and_their_own(name):
     def program(device, x):
         copies = [COPIES[name](s) for s in (x.untyped_storage(), x.storage())]
@@ -146,7 +148,6 @@ def test_copies_of_storages_are_those_of_the_cpu_and_their_own(name):
     on_both(program, grid(2, 2))
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_deep_copies_of_storages_and_tensors_on_them_stay_together():
     def program(device, x):
         storage, typed, part, turned, same = copy.deepcopy(
