@@ -55,6 +55,10 @@ def collectives() -> None:
     scattered = torch.empty(2, device="lazyrt")
     parts = [torch.full((2,), 5.0 + k).to("lazyrt") for k in range(size)]
     dist.scatter(scattered, parts if rank == 0 else None, src=0)
+    total = own() + 1
+    dist.reduce(total, 0)
+    held = [torch.empty(4, device="lazyrt") for _ in range(size)]
+    dist.gather(own(), held if rank == 0 else None, dst=0)
     before = lazyrt.counters()
     lazyrt.mark_step()
     tell("executions", (lazyrt.counters() - before)["executions"])
@@ -64,6 +68,8 @@ def collectives() -> None:
     tell("part", part.tolist())
     tell("swapped", swapped.tolist())
     tell("scattered", scattered.tolist())
+    if rank == 0:
+        tell("of one rank", [total.tolist(), [each.tolist() for each in held]])
     bits = torch.tensor([rank + 1, 6]).to("lazyrt")
     dist.all_reduce(bits, dist.ReduceOp.BOR)
     tell("integers are there at once", [lazyrt.is_pending(bits), bits.tolist()])

@@ -250,6 +250,7 @@ def test_collectives_of_two_processes_give_what_torch_documents(
         assert told["integers are there at once"] == [False, [3, 6]]
         assert told["objects"] == [{"rank": 0}, {"rank": 1}]
         assert told["group"] == [1.0] * 4
+    assert pair[0]["of one rank"] == [[3.0] * 4, [[0.0] * 4, [1.0] * 4]]
 
 
 def _trained_well(told: dict[str, Any]) -> None:

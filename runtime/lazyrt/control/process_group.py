@@ -23,7 +23,7 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.provenance import is_library, site_of, user_site
 from lazyrt.frontend.reads import snapshot
-from lazyrt.ir.live import Buffer, lock
+from lazyrt.ir.live import Buffer, lock, pending
 from lazyrt.lowering import collectives
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ def _has_taken(target: torch.Tensor, value: torch.Tensor) -> bool:
             return False
         own.store(found.data, found.type)
         return True
+
+
+def _run_with_step(results: Iterable[torch.Tensor]) -> None:
+    """Let the step compute results that this rank does not read, as the other ranks do."""
+    with lock:
+        pending.transient += [state_of(result).base for result in results]
 
 
 class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
@@ -156,6 +162,18 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 if not _has_taken(target, value):
                     target.detach().copy_(value.reshape(target.shape))
 
+    def _one_by_one(
+        self,
+        call: Callable[..., Any],
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any,
+    ) -> Any:
+        """Record a collective for each output and its input."""
+        for output, one in zip(outputs, inputs, strict=True):
+            call(output, one, opts)
+        return compat.finished_work([*outputs])
+
     # ------------------------------------------------------------------- reductions
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
@@ -176,6 +194,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         found = [self._compute(collectives.all_reduce, t, kind) for t in tensors]
         if self.rank() == getattr(opts, "rootRank", 0):
             self._write(tensors, found)
+        else:
+            _run_with_step(found)
         return compat.finished_work([*tensors])
 
     def _reduce_scatter_base(
@@ -196,9 +216,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Reduce tensors and give each rank a part."""
-        for output, one in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_base(output, one, opts)
-        return compat.finished_work([*outputs])
+        return self._one_by_one(self._reduce_scatter_base, outputs, inputs, opts)
 
     def reduce_scatter(
         self,
@@ -207,9 +225,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Reduce lists of tensors and give each rank the one of its number."""
-        for output, parts in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_base(output, torch.stack([*parts]), opts)
-        return compat.finished_work([*outputs])
+        stacked = [torch.stack([*parts]) for parts in inputs]
+        return self._one_by_one(self._reduce_scatter_base, outputs, stacked, opts)
 
     # ---------------------------------------------------------------------- copies
 
@@ -238,9 +255,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Collect the tensors of all ranks in one for each."""
-        for output, one in zip(outputs, inputs, strict=True):
-            self._allgather_base(output, one)
-        return compat.finished_work([*outputs])
+        return self._one_by_one(self._allgather_base, outputs, inputs, opts)
 
     def allgather(
         self,
@@ -266,6 +281,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             value = self._compute(collectives.all_gather, one.reshape(1, -1))
             if is_root:
                 self._write(outputs[number], value.unbind(0))
+            else:
+                _run_with_step([value])
         return compat.finished_work([list(parts) for parts in outputs])
 
     def scatter(

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.0002  # grows to:
 _POLL_S = 0.05
 _BEAT_S = 0.25
-_DEAD_S = 10.0  # without a sign of life
+# Without a sign of life: forty beats, for a process whose thread waits while Python is in a long call.
+_DEAD_S = 10.0
 _HEARTBEAT_S = 100  # of jax's own service, which ends the processes that are left
 _FAREWELL_S = 5.0
 _MAX_IN_FLIGHT = 2  # collective programs; about 32 block XLA's threads for ever
@@ -374,7 +375,8 @@ class _Guard:
         for rank, (digest, *_rest) in found.items():
             groups.setdefault(digest, []).append(rank)
         # The first rank of each program publishes its collectives for the comparison.
-        key = f"lazyrt/program/{number}"
+        group = "-".join(map(str, self._ranks))
+        key = f"lazyrt/program/{group}/{number}"
         if groups[self._digest][0] == here.rank:
             text = "\n".join(self._lines)
             here.store.set(f"{key}/{here.rank}", zlib.compress(text.encode(), 1))
