@@ -707,6 +707,24 @@ cause(
 )(_always)  # fmt: skip
 
 
+def _recompiled(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    row = claims[0].fact.row
+    place = row.more["definition"]
+    texts = "; ".join(dict.fromkeys(claim.fact.row.text for claim in claims))
+    return {"where": f" ({place})" if place is not None else "", "texts": texts}
+
+
+@cause(
+    "guard", of="guard", spread=spread.downstream, more=_recompiled, is_shown=True,
+    group=lambda fact: fact.row.name,
+    says="torch.compile compiled `{name}`{where} again for the call{at}: {texts}",
+    fix="keep it as it was; each other value costs a compile by torch.compile, and one by XLA where "
+    "the program differs. A number that varies may be a tensor",
+)  # fmt: skip
+def _guard(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.now is not None
+
+
 def _line_and_readers(c: Comparison, fact: Fact) -> Closure:
     """What draws random numbers, and what was put in to read them."""
     found, more = spread.line(c, fact), spread.reading(c, fact)
