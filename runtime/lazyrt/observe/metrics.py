@@ -238,13 +238,13 @@ class Metrics:
         self.counts["frames_recompiled"] += event.guard is not None
         self.counts["frames_uncompiled"] += event.failed is not None
         self.counts["graph_breaks_compiled"] += event.graph_break is not None
-        reason = event.guard.text if event.guard is not None else ""
-        site = event.site
-        self._add("lazyrt::DynamoTime", event.dynamo_ns, reason=reason, site=site)
-        if event.aot_ns:
-            self._add("lazyrt::AOTAutogradTime", event.aot_ns, reason=reason, site=site)
-        if event.guards_ns:
-            self._add("lazyrt::GuardTime", event.guards_ns, site=site)
+        for name, spent in (
+            ("Dynamo", event.dynamo_ns),
+            ("AOTAutograd", event.aot_ns),
+            ("Guard", event.guards_ns),
+        ):
+            if spent:
+                self._add(f"lazyrt::{name}Time", spent, site=event.site)
 
     def _count_break(self, _: events.GraphBreakReached) -> None:
         self.counts["graph_breaks_reached"] += 1
