@@ -234,7 +234,7 @@ def note_barrier(cause: str, site: SourceLocation | None) -> None:
     """Remember where the step that is over ended."""
     global _began_after
     _began_after = (cause, site)
-    if not cause.startswith("CPU fallback"):
+    if (_fallbacks or _guards) and not cause.startswith("CPU fallback"):
         _fallbacks.clear()
         _guards.clear()
 
