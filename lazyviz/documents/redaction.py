@@ -42,6 +42,7 @@ _LITERAL = "|".join(
         ("'", r"^\n"),
     )
 )
+_STRING = re.compile(_LITERAL)
 # `hf_token = "..."`, `token: str = b"..."`, `{"password": "..."}`, `api_key=...` in a shell line or
 # an address.
 _ASSIGNED = re.compile(
@@ -77,7 +78,8 @@ def name_only(expression: str) -> str:
 
 def step(row: StepRow, tell: Tell) -> StepRow:
     """Return a step with its expressions told otherwise."""
-    return _told(row, tell)
+    frames = tuple(_frame(frame, tell) for frame in row.frames)
+    return dataclasses.replace(_told(row, tell), frames=frames)
 
 
 def cell(record: CellRecord, tell: Tell) -> CellRecord:
@@ -91,6 +93,7 @@ def cell(record: CellRecord, tell: Tell) -> CellRecord:
     strip = dataclasses.replace(
         strip,
         state=now,
+        frames_shown=tuple(_frame(frame, tell) for frame in strip.frames_shown),
         barriers=tuple(map(told, strip.barriers)),
         repeats=tuple(map(told, strip.repeats)),
         looks=tuple(map(told, strip.looks)),
@@ -135,6 +138,47 @@ def _told(row: _Told, tell: Tell) -> _Told:
     if repeats:
         changes["repeats"] = tuple(_told(each, tell) for each in repeats)
     return dataclasses.replace(row, **changes)
+
+
+def _frame(frame: events.FrameCompiled, tell: Tell) -> events.FrameCompiled:
+    if frame.guard is None:
+        return frame
+    told = dataclasses.replace(frame.guard, text=guard(frame.guard.text, tell))
+    return dataclasses.replace(frame, guard=told)
+
+
+def guard(words: str, tell: Tell) -> str:
+    """Return what is otherwise in a call of a compiled function, without the strings compared.
+
+    Example:
+        >>> guard("`key` is 'abc', was 'xyz'", name_only), guard("`d['k']` is 3, was 2", name_only)
+        ("`key` is '•••', was '•••'", '`…` is 3, was 2')
+    """
+    name, end, values = words.removeprefix("`").partition("` ")
+    if not end:
+        return words
+    return f"`{tell(name) or '…'}` {_STRING.sub(repr(_MASK), values)}"
+
+
+def without_strings(page: str, guards: Iterable[str]) -> str:
+    """Return a page without the strings that failed guards of compiled functions compared.
+
+    Example:
+        >>> without_strings("key is &#x27;a.<wbr/>b&#x27;, was None", ["`key` is 'a.b', was None"])
+        'key is &#x27;•••&#x27;, was None'
+    """
+    for words in guards:
+        _, _, values = words.partition("` ")
+        hidden = _STRING.sub(repr(_MASK), values)
+        if hidden != values:  # a table lets a long word go on in the next line
+            pattern = r"(?:<wbr ?/?>)?".join(map(re.escape, markup(values)))
+            page = re.sub(pattern, markup(hidden), page)
+    return page
+
+
+def expressions(guards: Iterable[str]) -> list[str]:
+    """Return what failed guards of compiled functions have read, such as `self.inner.p`."""
+    return [words.partition("` ")[0].removeprefix("`") for words in guards]
 
 
 def _apart(apart: Apart | None, tell: Tell) -> Apart | None:

@@ -82,11 +82,12 @@ def page_of(facts: Facts) -> str:
         generator=GENERATOR,
         is_locked=True,
     )
+    guards = {guard.text for graph in facts.graphs for guard in graph.key.guards}
+    page = redaction.without_strings(page, guards)
     if not facts.source:
         found = (graph.explanation for graph in facts.graphs)
-        page = redaction.unquoted(
-            page, [q for each in found if each for q in each.quotes]
-        )
+        quotes = [q for each in found if each for q in each.quotes]
+        page = redaction.unquoted(page, quotes + redaction.expressions(guards))
     return redaction.shortened(page)
 
 

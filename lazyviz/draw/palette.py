@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # The parts of a cell's time, in the order in which they are drawn.
 PHASE_MEANINGS = {
     "python": "the program's own time, in which no op was recorded",
+    "dynamo": "torch.compile: capturing functions, making their graphs",
     "trace": "recording ops",
     "dispatch": "barriers beside their waits: collecting the graph, handing it over",
     "lower": "waiting while the graph became StableHLO",
@@ -27,6 +28,7 @@ PHASE_MEANINGS = {
 PHASES = tuple(PHASE_MEANINGS)
 PHASE_COLOURS = {
     "python": "#c3cad4",
+    "dynamo": "#b3a1d6",
     "trace": "#8b97a8",
     "dispatch": "#5d6878",
     "lower": "#e8c670",

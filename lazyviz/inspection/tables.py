@@ -19,7 +19,13 @@ from lazyviz.doc import (
 )
 from lazyviz.render import text
 from lazyviz.render.html import markup, one_line
-from lazyviz.render.notes import Barrier, Repeat
+from lazyviz.render.notes import (
+    Barrier,
+    CompiledBreak,
+    Repeat,
+    frame_text,
+    phases,
+)
 from lazyviz.render.strip import last_barrier_text, now_text
 from lazyviz.version import __version__
 
@@ -38,6 +44,13 @@ _COUNTERS = (
     ("cache_hits", "cache hit", "cache hits"),
     ("peek_executions", "peek", "peeks"),
     ("cpu_fallbacks", "CPU fallback", "CPU fallbacks"),
+)
+_CODE_COUNTERS = (
+    ("frames_compiled", "function compiled", "functions compiled"),
+    ("frames_recompiled", "of them again", "of them again"),
+    ("frames_uncompiled", "function left uncompiled", "functions left uncompiled"),
+    ("graph_breaks_compiled", "graph break", "graph breaks"),
+    ("graph_breaks_reached", "run into one", "runs into one"),
 )
 # Modes that run ops one by one, and what compiling one took in each.
 _OP_MODES = ("eager", "op_by_op", "background")
@@ -196,7 +209,31 @@ def step_notes(rows: Sequence[StepRow]) -> list[str]:
     reasons = [
         f"step {row.step} was compiled: {row.reason}" for row in rows if row.reason
     ]
-    return list(map(one_line, [*reasons, *_notes(rows)]))
+    return list(map(one_line, [*reasons, *_compiled_code(rows), *_notes(rows)]))
+
+
+def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
+    """Yield what `torch.compile` compiled for each step, by phase, and its graph breaks."""
+    reached: dict[tuple[str, str], list[StepRow]] = {}
+    for row in rows:
+        for frame in row.frames:
+            yield f"step {row.step}: {frame_text(frame)}"
+        if row.frames:
+            parts = phases(*row.frames)
+            if row.compile_ns and not row.from_disk:
+                parts.append(f"lowering {text.duration(row.lowering_ns)}")
+                parts.append(f"XLA {text.duration(row.compile_ns - row.lowering_ns)}")
+            guards_ns = sum(frame.guards_ns for frame in row.frames)
+            # torch measures with cold caches.
+            most = text.duration(guards_ns)
+            guards = f"; guards of a call at most {most}" if guards_ns else ""
+            yield f"step {row.step} in all: {', '.join(parts)}{guards}"
+        for event in row.code_breaks:
+            key = event.reason, str(event.site or "")
+            reached.setdefault(key, []).append(row)
+    for (reason, site), those in reached.items():
+        broken = CompiledBreak(reason=reason, site=site, times=len(those))
+        yield f"{_numbers(list(dict.fromkeys(those)))}: {broken}"
 
 
 def why(explanation: Any, graph: Any) -> Doc:
@@ -237,13 +274,31 @@ def why_doc(explanation: Any, note: str = "") -> Doc:
     return Doc([Drawn(words, Doc(parts).to_html)])
 
 
-def graphs(records: Sequence[Any]) -> Doc:
-    """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
+def graphs(records: Sequence[Any], counters: Mapping[str, int]) -> Doc:
+    """Return every compiled graph: its size, runs and cost, why, and the nearest other.
+
+    Args:
+        records: The graphs.
+        counters: What was counted, for the functions that `torch.compile` compiled.
+    """
     if not records:
         return Doc([Sentence("No step graph was compiled yet.")])
     total = text.duration(sum(record.compile_ns for record in records))
     reasons = [f"{record.name}: {record.cause}" for record in records]
+    reasons += [
+        f"{record.name}: torch.compile compiled {guard.function} again: {guard.text}"
+        for record in records
+        for guard in record.key.guards
+        if guard.text not in record.cause
+    ]
     reasons.append(f"{text.plural(len(records), 'graph')}, compiled in {total}")
+    counted = [
+        text.plural(counters[key], one, many)
+        for key, one, many in _CODE_COUNTERS
+        if counters.get(key)
+    ]
+    if counted:
+        reasons.append(f"torch.compile: {', '.join(counted)}")
     return Doc([graph_table(records), Points(reasons)])
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import FrameCompiled
 
 _MAX_READ = 3
 
@@ -74,6 +78,80 @@ class Fallback:
         where = f" at {self.site}" if self.site else ""
         many = f" {self.times:,} times" if self.times > 1 else ""
         return f"graph break: {self.op} ran on the CPU{many}{where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledBreak:
+    """A graph break that `torch.compile` has compiled into a function.
+
+    Attributes:
+        reason: Why, in torch's words.
+        site: The line.
+        times: How often a call ran into it; 0 where no op is recorded before or behind it.
+    """
+
+    reason: str
+    site: str
+    times: int = 0
+
+    def __str__(self) -> str:
+        """Return where a compiled function falls into parts, how often, and why.
+
+        Example:
+            >>> print(CompiledBreak(reason="a branch depends on a tensor's value",
+            ...                     site="cell 1 line 4", times=30))
+            graph break in torch.compile at cell 1 line 4, 30 times: a branch depends on a tensor's \
+value
+        """
+        where = f" at {self.site}" if self.site else ""
+        many = f", {self.times:,} times" if self.times > 1 else ""
+        return f"graph break in torch.compile{where}{many}: {self.reason}"
+
+
+def frame_text(frame: FrameCompiled) -> str:
+    """Return what `torch.compile` compiled, for which call, why again, and what it took.
+
+    Example:
+        >>> from lazyrt.observe.events import FailedGuard, FrameCompiled, SourceLocation
+        >>> first, call = (SourceLocation("f.py", n, "f", cell) for n, cell in ((3, 1), (1, 4)))
+        >>> guard = FailedGuard(text="`n` is 3, was 2")
+        >>> print(frame_text(FrameCompiled(function="f", definition=first, site=call, guard=guard,
+        ...                                dynamo_ns=46_000_000, aot_ns=24_000_000)))
+        torch.compile compiled f (cell 1 line 3) again for the call at cell 4 line 1: `n` is 3, was \
+2; dynamo 46 ms, AOTAutograd 24 ms
+    """
+    where = f" ({frame.definition})" if frame.definition is not None else ""
+    what = f"{frame.function}{where}"
+    if frame.is_rest:
+        what = f"the rest of {frame.function} after {frame.definition}"
+    if frame.backward:
+        what = f"the backward of {what}"
+    call = f" for the call at {frame.site}" if frame.site is not None else ""
+    why = f": {frame.guard.text}" if frame.guard is not None else ""
+    if frame.guard is not None and frame.guard.site is not None:
+        why += f" (read at {frame.guard.site})"
+    if frame.failed is not None:
+        return f"torch.compile leaves {what} uncompiled{why}: {_because(frame)}"
+    again = " again" if frame.guard is not None else ""
+    took = f"{';' if why else ':'} {', '.join(phases(frame))}"
+    return f"torch.compile compiled {what}{again}{call}{why}{took}"
+
+
+def _because(frame: FrameCompiled) -> str:
+    failed = frame.failed
+    if failed is None:
+        return ""
+    where = f" (at {failed.site})" if failed.site is not None else ""
+    return f"{failed.reason}{where}"
+
+
+def phases(*frames: FrameCompiled) -> list[str]:
+    """Return what compiling took before the graph came to XLA, by phase."""
+    times = {
+        "dynamo": sum(frame.dynamo_ns for frame in frames),
+        "AOTAutograd": sum(frame.aot_ns for frame in frames),
+    }
+    return [f"{name} {text.duration(ns)}" for name, ns in times.items() if ns]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

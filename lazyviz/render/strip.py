@@ -10,14 +10,16 @@ from lazyviz.draw import svg
 from lazyviz.draw.palette import PHASE_COLOURS, PHASES
 from lazyviz.render import html, text
 from lazyviz.render.html import Fragment, markup, one_line
+from lazyviz.render.notes import frame_text
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import BarrierFinished
+    from lazyrt.observe.events import BarrierFinished, FrameCompiled
     from lazyrt.tools import Status
     from lazyviz.draw.model import DrawGraph
     from lazyviz.render.notes import (
         Apart,
         Barrier,
+        CompiledBreak,
         Fallback,
         Left,
         Looked,
@@ -56,6 +58,9 @@ class Strip(Showable):
         peeks: Values that were computed to be shown, leaving the pending graph alone.
         transfers: Copies between host and device.
         fallbacks: Operations that ran on the CPU.
+        frames: Functions that `torch.compile` compiled, `frames_again` how many of them again,
+            `frames_ns` the time it took, `frames_shown` the first few.
+        code_breaks: Its graph breaks.
         barriers: What made pending operations run, and where.
         parts: Phases of the cell's own thread and their nanoseconds, which add up to
             `wall_ns`: see `lazyviz.timing.ledger`. Its `execute` is waiting for the device, so what
@@ -99,6 +104,11 @@ class Strip(Showable):
     transfers: int = 0
     transfer_ns: int = 0
     fallbacks: tuple[Fallback, ...] = ()
+    frames: int = 0
+    frames_again: int = 0
+    frames_ns: int = 0
+    frames_shown: tuple[FrameCompiled, ...] = ()
+    code_breaks: tuple[CompiledBreak, ...] = ()
     barriers: tuple[Barrier, ...] = ()
     parts: tuple[tuple[str, int], ...] = ()
     wall_ns: int = 0
@@ -144,6 +154,8 @@ def strip_parts(strip: Strip) -> list[str]:
     parts = []
     if strip.singles is not None:
         parts.append(_single_ops(strip.singles, strip.compile_ns))
+    if strip.frames or strip.code_breaks:
+        parts.append(_compiled_code(strip))
     if strip.compiles:
         parts.append(
             f"compiled {strip.compiles:,} in {text.duration(strip.compile_ns)}"
@@ -193,6 +205,20 @@ def _single_ops(singles: SingleOps, compile_ns: int) -> str:
     return f"{part}, {text.plural(singles.cache_hits, 'hit')}"
 
 
+def _compiled_code(strip: Strip) -> str:
+    """Return what `torch.compile` did: functions compiled, how many again, graph breaks."""
+    parts = []
+    if strip.frames:
+        took = text.duration(strip.frames_ns)
+        parts.append(f"{text.plural(strip.frames, 'function')} in {took}")
+    if strip.frames_again:
+        parts.append(f"{strip.frames_again:,} again")
+    if strip.code_breaks:
+        times = sum(max(1, each.times) for each in strip.code_breaks)
+        parts.append(text.plural(times, "graph break"))
+    return f"torch.compile: {', '.join(parts)}"
+
+
 def _executed(strip: Strip) -> str:
     done = strip.executions - strip.running
     if done <= 0:
@@ -215,6 +241,8 @@ def strip_notes(strip: Strip) -> list[str]:
         *strip.waiting,
         *strip.redundant,
         *strip.fallbacks,
+        *map(frame_text, strip.frames_shown),
+        *strip.code_breaks,
         *strip.waits,
         *map(compiled_text, strip.reasons),
     ]
@@ -226,6 +254,12 @@ def urgent_notes(strip: Strip) -> list[str]:
     why = map(compiled_text, strip.reasons)
     notes: list[object] = [
         *(note for note in why if note.startswith("recompiled")),
+        *(
+            frame_text(frame)
+            for frame in strip.frames_shown
+            if frame.guard or frame.failed
+        ),
+        *strip.code_breaks,
         *strip.fallbacks,
         *(each for each in strip.barriers if each.cut is not None),
         *strip.repeats,

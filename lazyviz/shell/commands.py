@@ -123,7 +123,8 @@ def _why(asked: Command) -> Part:
 @view("graphs", help="every compiled graph: size, runs, compile time, cause")
 def _graphs(asked: Command) -> Doc:
     asked.refuse_rest()
-    return tables.graphs(asked.runtime.compiled_graphs())
+    runtime = asked.runtime
+    return tables.graphs(runtime.compiled_graphs(), runtime.counters())
 
 
 @view(

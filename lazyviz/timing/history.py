@@ -27,6 +27,7 @@ _MAX_FLYING = 64
 _EXPLICIT = ("mark_step()", "end of ", "sync()", "torch.lazyrt.synchronize()")
 
 _MAX_STEPS = 1_000
+_MAX_FRAMES = 100  # of those that one step holds
 
 
 class _Note(NamedTuple):
@@ -329,6 +330,9 @@ class StepRow:
         caller: The library's line that called the user's, for a callback.
         barrier_ns: How long a barrier took that broke a step.
         repeats: Ops that ran twice because of a look.
+        lowering_ns: The part of `compile_ns` in which the graph became StableHLO.
+        frames: What `torch.compile` compiled since the step before.
+        code_breaks: Its graph breaks that calls ran into, each as often as one did.
     """
 
     step: int
@@ -345,6 +349,9 @@ class StepRow:
     caller: str = ""
     barrier_ns: int = 0
     repeats: tuple[events.Repeat, ...] = ()
+    lowering_ns: int = 0
+    frames: tuple[events.FrameCompiled, ...] = ()
+    code_breaks: tuple[events.GraphBreakReached, ...] = ()
 
 
 @dataclass(slots=True)
@@ -358,6 +365,9 @@ class _Step:
     execute_ns: int | None = None
     reason: str = ""
     from_disk: bool = False
+    lowering_ns: int = 0
+    frames: tuple[events.FrameCompiled, ...] = ()
+    code_breaks: tuple[events.GraphBreakReached, ...] = ()
 
 
 class StepLog:
@@ -371,6 +381,8 @@ class StepLog:
         self._rows: OrderedDict[int, _Step] = OrderedDict()
         self._step_of_graph: dict[str, int] = {}
         self._open: int | None = None
+        self._frames: list[events.FrameCompiled] = []
+        self._code_breaks: list[events.GraphBreakReached] = []
         self.takes: dict[type[events.Event], Callable[..., None]] = {
             events.GraphCaptured: self._captured,
             events.LoweringFinished: self._compiled,
@@ -378,6 +390,8 @@ class StepLog:
             events.ExecuteStarted: self._started,
             events.ExecuteFinished: self._finished,
             events.BarrierFinished: self._barrier,
+            events.FrameCompiled: lambda event, _now, _cell: self._frames.append(event),
+            events.GraphBreakReached: self._code_break,
         }
 
     @property
@@ -422,6 +436,17 @@ class StepLog:
         row = self._row(event.step if self._open is None else self._open, cell)
         self._open = None
         row.barrier = event
+        if self._frames or self._code_breaks:
+            row.frames = tuple(self._frames[-_MAX_FRAMES:])
+            row.code_breaks = tuple(self._code_breaks)
+            self._frames.clear()
+            self._code_breaks.clear()
+
+    def _code_break(
+        self, event: events.GraphBreakReached, _now: int, _cell: int | None
+    ) -> None:
+        if len(self._code_breaks) < _MAX_FRAMES:
+            self._code_breaks.append(event)
 
     def _compiled(
         self,
@@ -436,6 +461,8 @@ class StepLog:
         if isinstance(event, events.CompileFinished):
             row.from_disk = event.source == "disk"
             row.reason = "" if row.from_disk else event.reason
+        else:
+            row.lowering_ns += event.duration_ns
         row.compile_ns += event.duration_ns
 
     def _row(self, step: int, cell: int | None) -> _Step:
@@ -463,4 +490,7 @@ def _row(step: _Step, barrier: events.BarrierFinished) -> StepRow:
         caller=str(barrier.caller or ""),
         barrier_ns=barrier.duration_ns if barrier.cut is not None else 0,
         repeats=barrier.repeats,
+        lowering_ns=step.lowering_ns,
+        frames=step.frames,
+        code_breaks=step.code_breaks,
     )

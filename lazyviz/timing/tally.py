@@ -19,6 +19,7 @@ from lazyviz.draw.panel import statistics_text
 from lazyviz.render.notes import (
     Apart,
     Barrier,
+    CompiledBreak,
     Fallback,
     Left,
     Looked,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Told = events.Event | Quiet
 
 _MAX_REASONS = 8
+_MAX_FRAMES = 8
 _MAX_EXECUTIONS = 16
 _MIN_EMPTY = 2
 _MAX_LOWERED = 8
@@ -48,7 +50,7 @@ _MAX_APART = 1_000
 _LOOKS = ("peek", "op")
 
 # Nothing that the cell itself caused at that moment.
-_UNSEEN = (events.ExecuteFinished, Quiet)
+_UNSEEN = (events.ExecuteFinished, events.FrameCompiled, Quiet)
 # What says on whose behalf something was done.
 _MARKS: dict[type[Any], Callable[[Any], str]] = {
     kind: operator.attrgetter(name)
@@ -112,6 +114,9 @@ class Tally:
     single_ns: int = 0
     idle_barriers: int = 0
     own_ns: int = 0
+    frames: int = 0
+    frames_again: int = 0
+    frames_ns: int = 0
     largest: tuple[int, int] | None = None
     compiling: BusyTime = field(default_factory=BusyTime)
     ledger: Ledger = field(default_factory=lambda: Ledger(time.perf_counter_ns()))
@@ -140,6 +145,8 @@ class Tally:
     _thread: int = 0
     _most_apart: list[str] = field(default_factory=list)
     _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
+    _frames: list[events.FrameCompiled] = field(default_factory=list)
+    _code_breaks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def running(self) -> int:
@@ -226,6 +233,14 @@ class Tally:
         )
 
     @property
+    def code_breaks(self) -> tuple[CompiledBreak, ...]:
+        """One entry for each graph break of `torch.compile`, in order of the first."""
+        return tuple(
+            CompiledBreak(reason=reason, site=site, times=times)
+            for (reason, site), times in self._code_breaks.items()
+        )
+
+    @property
     def singles(self) -> SingleOps | None:
         """What ran one by one; None when nothing did."""
         if not self.single_mode:
@@ -255,6 +270,11 @@ class Tally:
             transfers=self.transfers,
             transfer_ns=self.transfer_ns,
             fallbacks=self.fallbacks,
+            frames=self.frames,
+            frames_again=self.frames_again,
+            frames_ns=self.frames_ns,
+            frames_shown=tuple(self._frames),
+            code_breaks=self.code_breaks,
             barriers=self.barriers,
             own_ns=self.own_ns,
             steps=self.steps,
@@ -342,6 +362,21 @@ class Tally:
 
     def _fell_back(self, event: events.FallbackFinished) -> None:
         self._spend("fallback", event.duration_ns, event.site)
+
+    def _frame(self, event: events.FrameCompiled) -> None:
+        self.frames += event.failed is None
+        self.frames_again += event.guard is not None
+        self.frames_ns += event.duration_ns
+        if len(self._frames) < _MAX_FRAMES:
+            self._frames.append(event)
+        if event.graph_break is not None:
+            broken = event.graph_break
+            self._code_breaks.setdefault((broken.reason, str(broken.site or "")), 0)
+        self._spend("dynamo", event.duration_ns, event.site)
+
+    def _code_break(self, event: events.GraphBreakReached) -> None:
+        key = event.reason, str(event.site or "")
+        self._code_breaks[key] = self._code_breaks.get(key, 0) + 1
 
     def _step(self, _event: events.StepFinished) -> None:
         self.steps += 1
@@ -502,6 +537,8 @@ class Tally:
         events.FallbackFinished: _fell_back,
         events.OpExecuted: _single,
         events.BarrierFinished: _barrier,
+        events.FrameCompiled: _frame,
+        events.GraphBreakReached: _code_break,
         events.StepFinished: _step,
         events.WorkLeft: _work_left,
         events.WorkDropped: _dropped,

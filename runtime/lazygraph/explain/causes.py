@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.explain import attribute as spread
 from lazygraph.explain.compare import position
 from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
-from lazygraph.explain.sentences import at
+from lazygraph.explain.sentences import at, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
 
@@ -705,6 +705,27 @@ cause(
     says="the loop{at} ran {times}, {before} in {graph_before}",
     fix="run the loop a fixed number of times, or put each round in a step of its own",
 )(_always)  # fmt: skip
+
+
+GUARD_SAYS = "torch.compile compiled `{name}`{where} again for the call{at}: {texts}"
+GUARD_FIX = (
+    "keep it as it was; each other value costs a compile by torch.compile, and one by XLA where the "
+    "program differs. A number that varies may be a tensor"
+)
+
+
+def _recompiled(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    place = claims[0].fact.row.more["definition"]
+    texts = dict.fromkeys(claim.fact.row.text for claim in claims)
+    return {"where": in_brackets(place), "texts": "; ".join(texts)}
+
+
+@cause(
+    "guard", of="guard", spread=spread.downstream, more=_recompiled, is_shown=True,
+    group=lambda fact: fact.row.name, says=GUARD_SAYS, fix=GUARD_FIX,
+)  # fmt: skip
+def _guard(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.now is not None
 
 
 def _line_and_readers(c: Comparison, fact: Fact) -> Closure:

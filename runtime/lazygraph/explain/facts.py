@@ -141,6 +141,29 @@ def dtype_of(type_: str) -> str:
     return type_.partition("[")[0]
 
 
+@table("guard")
+def guards(side: Side) -> Table:
+    """Guards that failed, so that `torch.compile` compiled functions again."""
+    found: Table = {}
+    for note in side.record.key.guards:
+        place = note.definition
+        inside = [
+            k
+            for k in side.free
+            if place is not None and (site := side[k].site) is not None
+            and (site.file, site.function) == (place.file, place.function)
+        ]  # fmt: skip
+        found[note.function, note.text] = Row(
+            note.text,
+            note.text,
+            note.function,
+            tuple(sorted(inside)),
+            site=note.site,
+            more={"definition": place},
+        )
+    return found
+
+
 # Settings and boundaries -------------------------------------------------------------------
 
 

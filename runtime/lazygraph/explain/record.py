@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from lazygraph.source_location import SourceLocation
 
 Boundary = tuple[str, "SourceLocation | None"]
+
+
+class GuardNote(NamedTuple):
+    """A guard that failed, so that `torch.compile` compiled a function again.
+
+    Attributes:
+        function: The function's name.
+        text: What is otherwise than in the call before: `n` is 3, was 2.
+        definition: Where the function begins.
+        site: The line that called it.
+    """
+
+    function: str
+    text: str
+    definition: SourceLocation | None
+    site: SourceLocation | None
 
 
 class Key(Protocol):
@@ -36,6 +52,8 @@ class Key(Protocol):
     def rules(self) -> tuple[tuple[str, int], ...]: ...  # noqa: D102
     @property
     def cell(self) -> int | None: ...  # noqa: D102
+    @property
+    def guards(self) -> tuple[GuardNote, ...]: ...  # noqa: D102
 
 
 class Record(Protocol):

@@ -19,6 +19,11 @@ def at(site: SourceLocation | None) -> str:
     return f" at {site}" if site is not None else ""
 
 
+def in_brackets(site: SourceLocation | None) -> str:
+    """Return ` (cell 3 line 2)`, or nothing for an unknown line."""
+    return f" ({site})" if site is not None else ""
+
+
 def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
     """Return the fields of a cause: of its first fact, and of all where several share a sentence.
 

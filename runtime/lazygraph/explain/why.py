@@ -21,7 +21,7 @@ from lazygraph.explain.keys import of_key
 from lazygraph.explain.model import Cause, EditCounts, Explanation
 from lazygraph.explain.nearest import nearest
 from lazygraph.explain.record import NO_SOURCE, QuotedSource
-from lazygraph.explain.sentences import at, fields_of
+from lazygraph.explain.sentences import at, fields_of, in_brackets
 from lazygraph.numbers import plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
@@ -58,7 +58,8 @@ def explain(
         or closest[1] < _RELATED
         or (rest and differs(record.key.ended_by, closest[0].key.ended_by))
     ):
-        return _explanation(record, (rest or _new_program(record),))
+        said = (rest or _new_program(record), *_failed_guards(record))
+        return _explanation(record, said)
     other, similarity = closest
     if other.fingerprint == record.fingerprint:
         found = tuple(of_key(other, record))
@@ -297,6 +298,15 @@ def _rest_of_step(record: Record, runs: list[Record]) -> Cause | None:
         now=cause[1],
         edits=EditCounts(added=record.nodes),
     )
+
+
+def _failed_guards(record: Record) -> Iterator[Cause]:
+    """Yield why `torch.compile` compiled functions again, for a graph that has no relative."""
+    for note in record.key.guards:
+        fields = {"name": note.function, "where": in_brackets(note.definition),
+                  "at": at(note.site), "texts": note.text}  # fmt: skip
+        text = causes.GUARD_SAYS.format_map(fields)
+        yield Cause(kind="guard", text=text, fix=causes.GUARD_FIX, now=note.site)
 
 
 def _first_trace(record: Record) -> Cause:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.control import compiled_frames
 from lazyrt.frontend import provenance
 from lazyrt.frontend.recorded_calls import RecordedCall, picker
 from lazyrt.frontend.torch_compat import (
@@ -65,7 +66,7 @@ def dynamo_backend(
     global _compile
     if _compile is None:
         _compile = aot_backend(_record)
-    return _compile(graph, example_inputs)
+    return compiled_frames.telling_breaks(graph, _compile(graph, example_inputs))
 
 
 def install() -> None:
@@ -75,6 +76,7 @@ def install() -> None:
     Elsewhere TorchDynamo finds the names as entry points, when it is loaded.
     """
     skip_packages_in_dynamo(NOT_TRACED)
+    compiled_frames.install()
     patch_default_compiler(dynamo_backend)
     patch_openxla(dynamo_backend)
     if dynamo_is_loaded():

@@ -33,6 +33,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from lazygraph.explain.record import GuardNote
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Value
 
@@ -197,12 +198,14 @@ def _is_method(call: ast.Call) -> bool:
 _is_frozen: ContextVar[bool] = ContextVar("lazyrt_frozen", default=False)
 _log = logging.getLogger(__name__)
 _MAX_FALLBACKS = 100
+_MAX_GUARDS = 100
 
 # What asked for a barrier, and where.
 Boundary = tuple[str, SourceLocation | None]
 
 _began_after: Boundary = ("", None)
 _fallbacks: deque[tuple[str, SourceLocation | None]] = deque(maxlen=_MAX_FALLBACKS)
+_guards: deque[GuardNote] = deque(maxlen=_MAX_GUARDS)
 _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
@@ -231,8 +234,14 @@ def note_barrier(cause: str, site: SourceLocation | None) -> None:
     """Remember where the step that is over ended."""
     global _began_after
     _began_after = (cause, site)
-    if _fallbacks and not cause.startswith("CPU fallback"):
+    if (_fallbacks or _guards) and not cause.startswith("CPU fallback"):
         _fallbacks.clear()
+        _guards.clear()
+
+
+def note_guard(guard: GuardNote) -> None:
+    """Remember why `torch.compile` compiled a function again, for the next step that is new."""
+    _guards.append(guard)
 
 
 def describe(
@@ -268,6 +277,7 @@ def describe(
         fallbacks=tuple(_fallbacks),
         rules=compiler.given_rules(graph),
         cell=_cell(),
+        guards=tuple(_guards),
     )
     record = graph_registry.create(
         key, graph, snapshot_of(graph, names, origins, modules), step

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from lazygraph.explain.model import Explanation
+    from lazygraph.explain.record import GuardNote
     from lazyrt.ir.fingerprint import Canonical
 
 
@@ -59,6 +60,7 @@ class StepKey:
         fallbacks: (op, line) of each op that ran on the CPU since the graph before.
         rules: The user's own rules that lower it, and how often one had been registered.
         cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
+        guards: Why `torch.compile` compiled functions again since the graph before.
     """
 
     fingerprint: str
@@ -72,6 +74,7 @@ class StepKey:
     fallbacks: tuple[tuple[str, SourceLocation | None], ...] = ()
     rules: tuple[tuple[str, int], ...] = ()
     cell: int | None = None
+    guards: tuple[GuardNote, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

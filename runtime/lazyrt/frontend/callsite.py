@@ -375,7 +375,7 @@ def _parts(tree: ast.AST) -> list[ast.expr]:
 
 def _is_number(part: ast.expr, scope: Mapping[str, Any]) -> bool:
     """Return whether an expression is made of variables that are Python numbers."""
-    read = [_value(each, scope) for each in _reads(part)]
+    read = [value_of(each, scope) for each in _reads(part)]
     return any(isinstance(value, int | float) for value in read) and all(
         isinstance(value, (int, float, *_FREE)) for value in read
     )
@@ -390,7 +390,7 @@ def _reads(tree: ast.AST) -> Iterator[ast.expr]:
         yield from _reads(child)
 
 
-def _value(tree: ast.expr, scope: Mapping[str, Any]) -> Any:
+def value_of(tree: ast.expr, scope: Mapping[str, Any]) -> Any:
     """Return what an expression is, without running anybody's code; None if that is unclear."""
     match tree:
         case ast.Constant(value=value):
@@ -398,9 +398,9 @@ def _value(tree: ast.expr, scope: Mapping[str, Any]) -> Any:
         case ast.Name(id=name):
             return scope.get(name, getattr(builtins, name, None))
         case ast.Attribute(value=of, attr=name):
-            return _attribute(_value(of, scope), name)
+            return _attribute(value_of(of, scope), name)
         case ast.Subscript(value=of, slice=index):
-            return _item(_value(of, scope), _value(index, scope))
+            return _item(value_of(of, scope), value_of(index, scope))
     return None
 
 

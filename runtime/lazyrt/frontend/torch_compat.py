@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch._tensor_str
@@ -31,7 +31,8 @@ from torch.multiprocessing import reductions
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    import traceback
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
 DEVICE_TYPE = "lazyrt"
@@ -209,6 +210,78 @@ class _WhenLoaded(importlib.abc.MetaPathFinder):
             self._function(module)
 
         vars(loader)["exec_module"] = execute_and_call
+
+
+class CompilingFrame(NamedTuple):
+    """The frame that TorchDynamo compiles: its code, and the values that it begins with."""
+
+    code: types.CodeType
+    locals: Mapping[str, object]
+    globals: dict[str, object]
+
+
+class CompileFigures(Protocol):
+    """What TorchDynamo says of one compile; times are in microseconds."""
+
+    compile_id: str | None
+    is_forward: bool | None
+    graph_op_count: int | None
+    recompile_reason: str | None
+    fail_reason: str | None
+    fail_user_frame_filename: str | None
+    fail_user_frame_lineno: int | None
+    dynamo_cumulative_compile_time_us: int | None
+    aot_autograd_cumulative_compile_time_us: int | None
+    backward_cumulative_compile_time_us: int | None
+    guard_latency_us: float | None
+
+
+class BreakReason(Protocol):
+    """Why TorchDynamo ended a graph, and at which lines, the outermost first."""
+
+    reason: str
+    user_stack: Sequence[traceback.FrameSummary]
+    graph_break: bool
+
+
+def compiling_frame() -> CompilingFrame | None:
+    """Return what TorchDynamo compiles on this thread; None outside of that."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_compile" and code.co_filename.endswith(_CONVERT_FRAME):
+            names = frame.f_locals
+            return CompilingFrame(names["code"], names["locals"], names["globals"])
+        frame = frame.f_back
+    return None
+
+
+_CONVERT_FRAME = "/torch/_dynamo/convert_frame.py"
+
+
+def on_dynamo_compile(listener: Callable[[CompileFigures], None]) -> None:
+    """Call `listener` with TorchDynamo's figures of each compile, on the thread that compiled.
+
+    torch hands them to a function that its users may replace, and logs what that raises.
+    """
+
+    def patch(utils: types.ModuleType) -> None:
+        original = utils.log_compilation_event
+
+        @functools.wraps(original)
+        def log(metrics: CompileFigures) -> None:
+            original(metrics)
+            listener(metrics)
+
+        vars(utils)["log_compilation_event"] = log
+
+    _when_loaded("torch._dynamo.utils", patch)
+
+
+def graph_breaks() -> list[BreakReason]:
+    """Return the reasons of all graph breaks that TorchDynamo has compiled since its reset."""
+    found: list[BreakReason] = sys.modules["torch._dynamo.utils"].graph_break_reasons
+    return found
 
 
 @contextlib.contextmanager

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.closing import Closing
 from lazyrt.frontend import eager_views
+from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.ir.live import lock, unwind
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 
@@ -64,6 +66,25 @@ def _report(outermost: bool, since: int) -> None:  # noqa: FBT001
         events.emit(events.OpTraced(duration_ns=spent))
 
 
+_untimed = RecordedCall.__call__
+
+
+def _timed_call(
+    call: RecordedCall, args: Sequence[object], numbers: Sequence[float] = ()
+) -> Sequence[object]:
+    """Call a captured graph and tell how long that took."""
+    start = time.perf_counter_ns()
+    results = _untimed(call, args, numbers)
+    spent = time.perf_counter_ns() - start
+    events.emit(events.CompiledCallTraced(duration_ns=spent))
+    return results
+
+
+def _time_calls(*, on: bool) -> None:
+    called = _timed_call if on else _untimed
+    setattr(RecordedCall, "__call__", called)  # noqa: B010 - mypy takes it for a new signature
+
+
 _watchers: list[TracingWatch] = []
 
 
@@ -74,6 +95,7 @@ class TracingWatch(Closing):
         with lock:
             _watchers.append(self)
             eager_views.wrap_lock(_Timed)
+            _time_calls(on=True)
 
     def close(self) -> None:
         """Time no more ops, unless another watch does."""
@@ -82,14 +104,16 @@ class TracingWatch(Closing):
                 _watchers.remove(self)
             if not _watchers:
                 eager_views.wrap_lock(None)
+                _time_calls(on=False)
 
 
 def watch_tracing() -> TracingWatch:
     """Time the recording of each op from now on: the metric `LazyTracing` of the report.
 
     One sample for each op that the program calls, from the kernel's first line to its last;
-    the program's own Python and torch's dispatch are not in it. While it is on, an op takes
-    about a microsecond longer; while it is off, it costs nothing.
+    the program's own Python and torch's dispatch are not in it. The metric
+    `lazyrt::CompiledCallTime` has one for each call of a graph that `torch.compile` captured.
+    While it is on, an op takes about a microsecond longer; while it is off, it costs nothing.
 
     Returns:
         Close it, or use it in `with`, to stop.

@@ -180,6 +180,80 @@ class CompileFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedGuard:
+    """What a call of a compiled function had otherwise than the code that was there assumes.
+
+    Attributes:
+        text: What is otherwise, with both values: `n` is 3, was 2.
+        site: The line that reads the value; None if not known.
+    """
+
+    text: str
+    site: SourceLocation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeBreak:
+    """Where TorchDynamo ended a graph, or gave a function up, and why."""
+
+    reason: str
+    site: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameCompiled(Event):
+    """`torch.compile` compiled a function, what follows a graph break in it, or its backward.
+
+    Attributes:
+        function: Qualified name of the function, or the class of a module of torch's.
+        definition: Where it begins; for the rest after a graph break, the line of the break.
+        site: The user's line that called it.
+        guard: Why the code that was there did not serve; None for the first compile.
+        graph_break: What ended its graph early; None if nothing did.
+        failed: Why it runs uncompiled; None if it does not.
+        is_rest: Whether it is the rest of a function after a graph break.
+        backward: Whether it is the backward of a graph, compiled when that first ran.
+        ops: Calls in the captured graph.
+        dynamo_ns: Time to capture the graph and make its guards; `aot_ns` is AOTAutograd's.
+        guards_ns: How long its guards take in a call, as torch has measured it once, with cold
+            caches.
+    """
+
+    function: str
+    definition: SourceLocation | None
+    site: SourceLocation | None
+    guard: FailedGuard | None = None
+    graph_break: CodeBreak | None = None
+    failed: CodeBreak | None = None
+    is_rest: bool = False
+    backward: bool = False
+    ops: int = 0
+    dynamo_ns: int = 0
+    aot_ns: int = 0
+    guards_ns: int = 0
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took; lowering and XLA come later, at the step's barrier."""
+        return self.dynamo_ns + self.aot_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreakReached(Event):
+    """A compiled function ran into a graph break that `FrameCompiled` has reported."""
+
+    reason: str
+    site: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledCallTraced(Event):
+    """A captured graph's call was recorded or looked up; emitted while `watch_tracing` is on."""
+
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheHit(Event):
     """A step's graph found its executable in memory."""
 

@@ -36,7 +36,8 @@ NAMES = (
     "bytes_to_device", "bytes_to_host", "barriers", "empty_barriers", "steps",
     "eager_compiles", "eager_executions", "eager_cache_hits", "op_by_op_compiles",
     "op_by_op_executions", "op_by_op_cache_hits", "op_by_op_repeats", "background_compiles",
-    "background_executions", "background_cache_hits", "evictions",
+    "background_executions", "background_cache_hits", "evictions", "frames_compiled",
+    "frames_recompiled", "frames_uncompiled", "graph_breaks_compiled", "graph_breaks_reached",
 )  # fmt: skip
 
 _ORIGINAL = {
@@ -232,6 +233,25 @@ class Metrics:
         if event.times > 1:
             self.counts["op_by_op_repeats"] += 1
 
+    def _count_frame(self, event: events.FrameCompiled) -> None:
+        self.counts["frames_compiled"] += event.failed is None and not event.backward
+        self.counts["frames_recompiled"] += event.guard is not None
+        self.counts["frames_uncompiled"] += event.failed is not None
+        self.counts["graph_breaks_compiled"] += event.graph_break is not None
+        for name, spent in (
+            ("Dynamo", event.dynamo_ns),
+            ("AOTAutograd", event.aot_ns),
+            ("Guard", event.guards_ns),
+        ):
+            if spent:
+                self._add(f"lazyrt::{name}Time", spent, site=event.site)
+
+    def _count_break(self, _: events.GraphBreakReached) -> None:
+        self.counts["graph_breaks_reached"] += 1
+
+    def _count_call(self, event: events.CompiledCallTraced) -> None:
+        self._add("lazyrt::CompiledCallTime", event.duration_ns)
+
     def _fold_runs(self) -> None:
         """Add up the ops of the graphs that barriers ran."""
         for graph, runs in self._runs.items():
@@ -399,6 +419,9 @@ _COUNTED: dict[type[events.Event], Callable[[Metrics, Any], None]] = {
     events.StepFinished: Metrics._count_step,
     events.LoweringFinished: Metrics._count_lowering,
     events.TensorMaterialised: Metrics._count_peek,
+    events.FrameCompiled: Metrics._count_frame,
+    events.GraphBreakReached: Metrics._count_break,
+    events.CompiledCallTraced: Metrics._count_call,
 }
 
 metrics = Metrics()

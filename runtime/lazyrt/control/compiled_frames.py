@@ -1,0 +1,387 @@
+"""What `torch.compile` did: functions it compiled, guards that failed, graph breaks, in plain words.
+
+TorchDynamo hands its figures out at the end of each compile. Nothing here runs in a call that
+neither compiles nor breaks.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from lazygraph.explain.record import GuardNote
+from lazyrt.execution import cache_miss
+from lazyrt.frontend import provenance
+from lazyrt.frontend.callsite import value_of
+from lazyrt.frontend.torch_compat import (
+    DEVICE_TYPE,
+    BreakReason,
+    CompileFigures,
+    CompilingFrame,
+    compiling_frame,
+    graph_breaks,
+    on_dynamo_compile,
+)
+from lazyrt.observe import events
+from lazyrt.observe.events import CodeBreak, FailedGuard, FrameCompiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from lazyrt.observe.events import SourceLocation
+
+_Result = TypeVar("_Result")
+_MAX_FRAMES = 1_024
+_MAX_VALUE = 40
+_US = 1_000
+_REST = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+
+
+class _Now(threading.local):
+    """Whether the backend was given a graph in the compile that this thread is in."""
+
+    has_graph = False
+
+
+_now = _Now()
+# TorchDynamo's latest graph break; it compiles on one thread at a time.
+_latest: BreakReason | None = None
+# Functions by the number of their compile, for the backward that is compiled later.
+_functions: OrderedDict[str, tuple[str, SourceLocation | None]] = OrderedDict()
+# Breaks with nothing recorded before them; the graph behind one tells when it was reached.
+_bare: dict[tuple[str, int], CodeBreak] = {}
+
+
+def install() -> None:
+    """Emit an event for each function that `torch.compile` compiles from now on."""
+    on_dynamo_compile(_report)
+
+
+def telling_breaks(
+    graph: torch.fx.GraphModule, call: Callable[..., _Result]
+) -> Callable[..., _Result]:
+    """Return a captured graph's call, which tells of the graph breaks around the graph.
+
+    Where there is none it is the call that was given. A break belongs to the graph before it; one
+    that nothing was recorded before belongs to the graph behind it.
+
+    Args:
+        graph: What TorchDynamo hands to a backend.
+        call: What the backend made of it.
+    """
+    _now.has_graph = True
+    reached = []
+    frame = compiling_frame()
+    rest = _REST.fullmatch(frame.code.co_name) if frame is not None else None
+    if frame is not None and rest is not None:
+        before = _bare.get((frame.code.co_filename, int(rest[2])))
+        reached += [before] if before is not None else []
+    ended: BreakReason | None = getattr(graph, "compile_subgraph_reason", None)
+    if ended is not None and ended.graph_break:
+        reached.append(_break(ended))
+    if not reached:
+        return call
+
+    @functools.wraps(call)
+    def broken(*args: object) -> _Result:
+        if events.active():
+            for each in reached:
+                event = events.GraphBreakReached(reason=each.reason, site=each.site)
+                events.emit(event)
+        return call(*args)
+
+    return broken
+
+
+def _report(figures: CompileFigures) -> None:
+    """Emit what one compile came to."""
+    has_graph, _now.has_graph = _now.has_graph, False
+    breaks = _new_breaks()
+    if figures.is_forward is False:
+        _report_backward(figures)
+        return
+    if figures.graph_op_count and not has_graph:
+        return  # a graph that another backend was given
+    frame = compiling_frame()
+    if frame is None:
+        return
+    function, definition, is_rest = _described(frame)
+    if figures.compile_id is not None:
+        _functions[figures.compile_id] = function, definition
+        if len(_functions) > _MAX_FRAMES:
+            _functions.popitem(last=False)
+    ended = _break(breaks[0]) if breaks else None
+    if ended is not None and ended.site is not None:
+        place = ended.site.file, ended.site.line
+        _bare.pop(place, None)
+        if not has_graph:
+            _bare[place] = ended
+    aot_us = figures.aot_autograd_cumulative_compile_time_us or 0
+    reason = figures.recompile_reason
+    _tell(
+        FrameCompiled(
+            function=function,
+            definition=definition,
+            site=provenance.user_site(),
+            guard=None if reason is None else failed_guard(reason, frame),
+            graph_break=ended,
+            failed=_failure(figures, frame),
+            is_rest=is_rest,
+            ops=figures.graph_op_count or 0,
+            dynamo_ns=_US * ((figures.dynamo_cumulative_compile_time_us or 0) - aot_us),
+            aot_ns=_US * aot_us,
+            guards_ns=int(_US * (figures.guard_latency_us or 0)),
+        )
+    )
+
+
+def _report_backward(figures: CompileFigures) -> None:
+    function = _functions.get(figures.compile_id or "")
+    if function is None:
+        return  # of another backend
+    _tell(
+        FrameCompiled(
+            function=function[0],
+            definition=function[1],
+            site=provenance.user_site(),
+            backward=True,
+            aot_ns=_US * (figures.backward_cumulative_compile_time_us or 0),
+        )
+    )
+
+
+def _tell(event: FrameCompiled) -> None:
+    if event.guard is not None:
+        note = GuardNote(event.function, event.guard.text, event.definition, event.site)
+        cache_miss.note_guard(note)
+    if events.active():
+        events.emit(event)
+
+
+def _new_breaks() -> list[BreakReason]:
+    """Return the graph breaks that TorchDynamo has told of since the compile before."""
+    global _latest
+    found: list[BreakReason] = []
+    for each in reversed(graph_breaks()):  # a reset empties them
+        if each is _latest:
+            break
+        found.append(each)
+    if found:
+        _latest = found[0]
+    return found
+
+
+def _described(frame: CompilingFrame) -> tuple[str, SourceLocation | None, bool]:
+    """Return a function's name and first line, and whether it is the rest after a break."""
+    code = frame.code
+    rest = _REST.fullmatch(code.co_name)
+    if rest is not None:
+        line = int(rest[2])
+        return rest[1], provenance.site_in(code.co_filename, line, rest[1]), True
+    module = frame.locals.get("fn") if code.co_name == "inner" else None
+    if isinstance(module, torch.nn.Module) and provenance.is_library(code):
+        return type(module).__qualname__, None, False
+    site = provenance.site_at(code, code.co_firstlineno)
+    return code.co_qualname.rpartition("<locals>.")[2], site, False
+
+
+# ----------------------------------------------------------------------- graph breaks
+
+# Addresses, which differ in each run, and what says nothing to whom the program belongs.
+_NOISE = re.compile(r" at 0x[0-9a-f]+| with argument types .*| \(reason: None\)")
+_EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+
+
+def _break(ended: BreakReason) -> CodeBreak:
+    stack = [(each.filename, each.lineno or 0, each.name) for each in ended.user_stack]
+    return CodeBreak(reason=_reason(ended.reason), site=_innermost(stack))
+
+
+def _failure(figures: CompileFigures, frame: CompilingFrame) -> CodeBreak | None:
+    """Return why TorchDynamo gave a function up; None if it did not."""
+    if figures.fail_reason is None:
+        return None
+    file, line = figures.fail_user_frame_filename, figures.fail_user_frame_lineno
+    site = None
+    if file is not None and line is not None:
+        site = provenance.site_in(file, line, frame.code.co_name)
+    return CodeBreak(reason=_reason(figures.fail_reason), site=site)
+
+
+def _reason(text: str) -> str:
+    """Return torch's reason in a sentence."""
+    if text.startswith("generic_jump"):
+        return "a branch depends on a tensor's value"
+    explained = _EXPLANATION.search(text)
+    first = explained[1] if explained is not None else text.strip().split("\n", 1)[0]
+    return _NOISE.sub("", first).split(". ")[0].rstrip(".")
+
+
+def _innermost(stack: Iterable[tuple[str, int, str]]) -> SourceLocation | None:
+    """Return the innermost line of the user's, else that of a library."""
+    found = [provenance.site_in(*each) for each in stack]
+    own = [each for each in found if not provenance.is_library_file(each.file)]
+    return next(reversed(own or found), None)
+
+
+# ------------------------------------------------------------------- guards that failed
+
+_OF_TENSOR = re.compile(
+    r"tensor '(?P<name>.+?)' (?P<what>.+?) mismatch(?: at index (?P<axis>\d+))?\. "
+    r"expected (?P<was>.+?)(?:, actual (?P<now>.+))?"
+)
+_READ_AS = {
+    "size": "{name}.shape[{axis}]",
+    "stride": "{name}.stride({axis})",
+    "rank": "{name}.dim()",
+    "dtype": "{name}.dtype",
+    "requires_grad": "{name}.requires_grad",
+}
+_TYPE = re.compile(
+    r"___check_type_id\((?P<name>.+), \d+\), type=<class '(?P<was>.+?)'>"
+)
+_STATES: dict[str, Callable[[], object]] = {
+    "grad_mode": torch.is_grad_enabled,
+    "default_dtype": torch.get_default_dtype,
+    "num_threads": torch.get_num_threads,
+    "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+}
+_KEPT_IN = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_GLOBAL = re.compile(r"\bG\['(\w+)'\]")
+_RESULT = re.compile(r"___stack\d+")
+_LINE_READ = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def failed_guard(reason: str, frame: CompilingFrame) -> FailedGuard:
+    """Return what is otherwise in a call, of torch's reason to compile a function again.
+
+    Args:
+        reason: The number of the code that did not serve, its failed guard, and the line that
+            reads what is guarded.
+        frame: The call, for the values that the reason does not have.
+    """
+    guard, _, stack = reason.partition(": ")[2].partition("\nUser stack trace:")
+    guard = guard.split("  # ", 1)[0].strip()
+    function, definition, _ = _described(frame)
+    if definition is None:  # torch calls a module of its own `fn`
+        guard = re.sub(r"\bfn\b", function, guard)
+    lines = [(file, int(line), name) for file, line, name in _LINE_READ.findall(stack)]
+    return FailedGuard(text=_in_words(guard, frame), site=_innermost(lines))
+
+
+def _in_words(guard: str, frame: CompilingFrame) -> str:
+    of_tensor = _OF_TENSOR.fullmatch(guard)
+    if of_tensor is not None:
+        return _of_tensor(of_tensor)
+    if guard.startswith("GLOBAL_STATE changed: "):
+        return _of_states(guard.partition(": ")[2].split())
+    if guard.startswith("Duplicate tensors found: "):
+        names = re.findall(r'"(.+?)"', guard)
+        return f"{' and '.join(map(_named, names))} are one tensor, were several"
+    of_type = _TYPE.match(guard)
+    if of_type is not None:
+        value = _now_of(of_type["name"], frame)
+        now = type(value).__name__ if value is not None else "of another type"
+        return f"{_named(of_type['name'])} is {now}, was {of_type['was']}"
+    return _of_expression(guard, frame)
+
+
+def _of_tensor(found: re.Match[str]) -> str:
+    what, was, now = found["what"], found["was"], found["now"]
+    if what == "requires_grad":  # torch gives one of both values, as requires_grad=0
+        required = was.endswith("1")
+        was, now = str(required), str(not required)
+    elif what == "dtype" and now is not None:
+        was, now = _dtype(was), _dtype(now)
+    elif what == "dispatch key set" and now is not None:
+        return _of_keys(found["name"], was, now)
+    name = _readable(found["name"])
+    read = _READ_AS.get(what, f"{{name}} ({what})").format(
+        name=name, axis=found["axis"]
+    )
+    return f"`{read}` is {now}, was {was}" if now else f"`{read}` was {was}, and is not"
+
+
+def _dtype(name: str) -> str:
+    """Return a dtype as torch prints it, of its name in C++."""
+    kind = getattr(torch, f"{name}Tensor", None)
+    return str(getattr(kind, "dtype", name)).removeprefix("torch.")
+
+
+def _of_keys(name: str, was: str, now: str) -> str:
+    devices = [DEVICE_TYPE if "PrivateUse1," in keys else
+               keys.partition("(")[2].split(",")[0].lower() for keys in (was, now)]  # fmt: skip
+    if devices[0] != devices[1]:
+        return f"{_named(name)} is on {devices[1]}, was on {devices[0]}"
+    return f"{_named(name)} has the dispatch keys {now}, had {was}"
+
+
+def _of_states(names: list[str]) -> str:
+    parts = []
+    for name in names:
+        read = _STATES.get(name)
+        value = read() if read is not None else None
+        if isinstance(value, bool):
+            parts.append(f"{name} is {value}, was {not value}")
+        elif value is not None:
+            parts.append(f"{name} is {value}, was another")
+        else:
+            parts.append(f"{name} is another")
+    return "; ".join(parts)
+
+
+def _of_expression(guard: str, frame: CompilingFrame) -> str:
+    """Return the value of what a guard compares, and the value that it wants."""
+    try:
+        tree: ast.AST = ast.parse(guard, mode="eval").body
+    except SyntaxError:
+        return f"`{guard}` does not hold any more"
+    match tree:
+        case ast.Compare(
+            left=left, ops=[ast.Eq()], comparators=[ast.Constant() as was]
+        ):
+            name, wanted = ast.unparse(left), repr(was.value)
+        case _:
+            return f"`{_readable(guard)}` does not hold any more"
+    value = _now_of(name, frame)
+    if value is None and wanted != "None":
+        return f"{_named(name)} was {_shown(wanted)}, and is not"
+    return f"{_named(name)} is {_shown(repr(value))}, was {_shown(wanted)}"
+
+
+def _now_of(expression: str, frame: CompilingFrame) -> object:
+    """Return the value of what a guard reads in this call, without running anybody's code."""
+    scope: Mapping[str, object] = {**frame.locals, "G": frame.globals}
+    if "fn" in scope:
+        scope = {type(scope["fn"]).__qualname__: scope["fn"], **scope}
+    tree = ast.parse(expression, mode="eval").body
+    match tree:
+        case ast.Call(func=ast.Name(id="len"), args=[of]):
+            value = value_of(of, scope)
+            is_plain = type(value) in {list, tuple, dict, set, str}
+            return len(value) if is_plain else None
+        case ast.expr():
+            value = value_of(tree, scope)
+    return value if isinstance(value, (bool, int, float, complex, str, type)) else None
+
+
+def _readable(expression: str) -> str:
+    """Return a guard's expression as a program would write it."""
+    text = _GLOBAL.sub(r"\1", expression)
+    return _KEPT_IN.sub(r".\1", text)
+
+
+def _named(expression: str) -> str:
+    if _RESULT.fullmatch(expression):
+        return "the value at the graph break"
+    return f"`{_readable(expression)}`"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
