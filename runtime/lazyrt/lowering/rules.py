@@ -1,17 +1,13 @@
 """Every rule of lazyrt: importing a module of rules registers them."""
 
-# ruff: noqa: F401
-
 from lazyrt.lowering import (
     activations,
-    bessel,
     binning,
     collectives,
     convolution,
     creation,
     elementwise,
     fft,
-    foreach,
     gradients,
     indexing,
     ldl,
@@ -24,8 +20,7 @@ from lazyrt.lowering import (
     random,
     recurrent,
     reductions,
-    resampling,
-    sampling,
     shape_ops,
     special,
 )
+# ruff: noqa: F401
