@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lazyviz.foreign.metrics_parse import Comparable, ReportDiff
     from lazyviz.foreign.metrics_report import MetricsReport
     from lazyviz.inspection.comparison import DiffView, MinimisedView
-    from lazyviz.inspection.exploring import ExploreView
+    from lazyviz.inspection.explorer import ExploreView
     from lazyviz.inspection.numerics import Comparison, NotFiniteView
     from lazyviz.timing.timeline import TimelineShown
 
@@ -284,9 +284,9 @@ def explore(*things: Any, **options: Any) -> ExploreView:
         UsageError: A tensor is not on the lazy device, or the call gives no pending one.
         StepSyncError: The call needs a value, which only running a part of it would give.
     """
-    from lazyviz.inspection import exploring
+    from lazyviz.inspection import explorer
 
-    return exploring.explore(*things, options=options)
+    return explorer.explore(*things, options=options)
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:

@@ -386,11 +386,11 @@ def _explore(asked: Command) -> Doc:
 
 def exploring_of(asked: Command, expression: str) -> Doc:
     """Return what an expression names, to walk through."""
-    from lazyviz.inspection import exploring
+    from lazyviz.inspection import explorer
 
     things = _explored(asked, expression)
     with views.refused(f"%lazy {asked.name} {expression}: ", HloError):
-        return exploring.explore(*things).doc()
+        return explorer.explore(*things).doc()
 
 
 def _explored(asked: Command, expression: str) -> list[Any]:
