@@ -347,7 +347,7 @@ def _differences(facts: Facts) -> Part:
         Doc(
             [
                 Heading(f"{a.name} → {b.name}"),
-                _html(_without_ids(comparison.compare(a, b).doc().to_html())),
+                _html(_without_ids(comparison.diff(a, b).doc().to_html())),
             ]
         )
         for a, b in reversed(kept[-_MAX_DIFFS:])

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lazygraph import Graph, GraphDiff, HloError, parse, read, trace_value
+from lazygraph import Graph, GraphDiff, HloError, parse, read
 from lazygraph import diff as graph_diff
 from lazygraph import minimise as smallest
+from lazygraph import trace_value as follow
 from lazygraph.explain.nearest import nearest
 from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
@@ -131,7 +132,7 @@ class DiffExplorer(Walk[Union]):
         side, node = spot
         graph = program.side(side)
         try:
-            way = trace_value(graph, graph.names[node])
+            way = follow(graph, graph.names[node])
         except HloError as error:
             raise RequestError(str(error)) from None
 
@@ -283,18 +284,40 @@ class DiffView(Displayed):
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
 
 
-def compare(a: Any, b: Any) -> DiffView:
-    """Return the difference of two programs; see `lazyviz.diff`."""
+def diff(a: Any, b: Any) -> DiffView:
+    """Return the difference of two programs; a notebook shows it as a picture with tables.
+
+    Names, layouts, dead code and the order of parameters, outputs and lines make none.
+
+    Args:
+        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it, or
+            what its step ran for it), or a step of this session: its number, `"last"`, or its
+            graph's name.
+        b: Likewise.
+
+    Raises:
+        HloError: One of them is no program, or no step that is known.
+    """
     graphs = graph_to_compare(a), graph_to_compare(b)
     if all(is_path(thing) for thing in (a, b)):
         _tell_apart(graphs, (a, b))
     return DiffView(graph_diff(*graphs))
 
 
-def trace(program: Any, name: str) -> ValueTrace:
-    """Follow a value of a program or a step; see `lazyviz.trace_value`."""
+def trace_value(program: Any, name: str) -> ValueTrace:
+    """Follow a value through tuples, calls and fusions to its consumers and its producers.
+
+    Args:
+        program: HLO or StableHLO text, whole or in excerpts, or whatever `diff` takes: a path, a
+            graph, a lazy tensor, the number of a step. Of a text with several modules the one
+            that has the instruction.
+        name: The instruction, with or without `%`.
+
+    Raises:
+        HloError: There is no such instruction.
+    """
     is_text = isinstance(program, (str, Path, bytes))
-    return trace_value(program if is_text else graph_to_compare(program), name)
+    return follow(program if is_text else graph_to_compare(program), name)
 
 
 class MinimisedView(Displayed):
@@ -318,7 +341,18 @@ class MinimisedView(Displayed):
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
-    """Return the smallest part of a program that shows something; see `lazyviz.minimise`."""
+    """Return the smallest part of a program that still shows something.
+
+    What is cut off becomes an input; no single instruction of the answer can be left out.
+
+    Args:
+        program: As for `diff`.
+        shows: Whether a `lazygraph.Graph` still shows what is looked for, such as
+            `lambda part: any(op.startswith("aten.cumsum") for op in part.ops)`.
+
+    Raises:
+        HloError: It is no program, no step that is known, or does not show it as a whole.
+    """
     graph = graph_to_compare(program)
     return MinimisedView(smallest(graph, shows), len(graph))
 

@@ -215,7 +215,17 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Comparison:
-    """Compare two runs of one graph, node by node; see `lazyviz.compare`."""
+    """Compare two runs of one pending graph node by node: numbers, fusions and memory.
+
+    Args:
+        eager: `lazyrt.node_values(t, mode="eager")`: the reference, each op alone.
+        lazy: `lazyrt.node_values(t, mode="lazy")`, of the same graph.
+        rtol: Relative tolerance; by default torch's own for each dtype.
+        atol: Absolute tolerance, likewise.
+
+    Raises:
+        UsageError: The runs are of different graphs.
+    """
     for run in (eager, lazy):
         if not isinstance(run, NodeValues):
             raise UsageError(
@@ -269,7 +279,13 @@ def _timelines(eager: NodeValues, lazy: NodeValues) -> tuple[Timeline, ...]:
 def compare_modes(
     *tensors: torch.Tensor, rtol: float | None = None, atol: float | None = None
 ) -> Comparison:
-    """Run what some pending tensors need in both ways and compare; see `lazyviz.compare_modes`."""
+    """Run what pending tensors need op by op and optimised, and compare; their step stays.
+
+    Args:
+        tensors: Lazy tensors; none given means all live ones.
+        rtol: See `compare`.
+        atol: See `compare`.
+    """
     import lazyrt
     from lazyrt.tools import require_lazy
 
@@ -461,7 +477,25 @@ class NotFiniteView(Showable):
 
 
 def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
-    """Return the ops where NaN and infinities of pending tensors begin; see `lazyviz.find_nan`."""
+    """Return where NaN and infinities begin: ops, their lines, and the numbers they were made of.
+
+    Runs what the tensors need op by op, as a peek: the step stays as it is. An op is named if its
+    result has NaN and none of its operands has, or infinities where they are finite, and if that
+    leads to one of the tensors: a mask of -inf that a softmax swallows is not. What an op gives by
+    itself may differ from what the optimised step gives; `compare_modes` tells how far.
+
+    Args:
+        tensors: Lazy tensors of floating-point numbers, pending or made by a finished step whose
+            inputs are kept (`config.keep_values`); without any, all that is pending, else the
+            last step.
+
+    Returns:
+        A view; true if something is not finite.
+
+    Raises:
+        UsageError: Nothing is pending for them, and the inputs of their step are not kept, so the
+            ops behind them are gone.
+    """
     for tensor in tensors:
         require_lazy(tensor, "find_nan()")
     inspection = lazyrt.inspect(*tensors)

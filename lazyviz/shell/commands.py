@@ -535,7 +535,7 @@ def _diff(asked: Command) -> Doc:
         )
     programs = [asked.thing(word) for word in words]
     with views.refused(f"%lazy diff {asked.rest}: ", HloError):
-        found = comparison.compare(*programs)
+        found = comparison.diff(*programs)
     return found.doc()
 
 
