@@ -22,8 +22,7 @@ from lazyviz.inspection.graph_breaks import (
     Rule,
     SourceLine,
 )
-from lazyviz.inspection.lifetimes import Timeline
-from lazyviz.inspection.numerics import Comparison, NodeDifference
+from lazyviz.inspection.numerics import Comparison, NodeDifference, Timeline
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.timing.timeline import TimelineShown
 

@@ -21,7 +21,6 @@ from lazyrt.execution.executor import barrier, forget_places, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
-    copies,
     finalisers,
     generators,
     guard,
@@ -599,7 +598,7 @@ def _patch() -> None:
     compat.patch_data_parallel()
     op_by_op.set_check(value_checks.check_values)
     storages.install()
-    copies.install_dlpack()
+    reads.install_dlpack()
 
 
 def _print(tensor: torch.Tensor, original: Any) -> str:
