@@ -20,8 +20,9 @@ from lazygraph.read.open import is_path
 from lazyviz.command_line import keep_inputs, output_file
 from lazyviz.doc import Code, Doc
 from lazyviz.draw import diff_html as diff_panel
-from lazyviz.draw.diff import Union, change
-from lazyviz.draw.diff_text import coloured, takes_colour
+from lazyviz.draw.diff import Union, change, union_graph
+from lazyviz.draw.diff_text import coloured, graph_lines, takes_colour
+from lazyviz.draw.layout import to_dot
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
@@ -241,16 +242,11 @@ class DiffView(Displayed):
 
     def to_dot(self, *, budget: int = 120) -> str:
         """Return the changed nodes and their surroundings in the DOT language."""
-        from lazyviz.draw.diff import union_graph
-        from lazyviz.draw.layout import to_dot
-
         return to_dot(union_graph(self.diff, budget))
 
     def to_html(self, title: str = "") -> str:
         """Return a page that needs no other file."""
-        from lazyviz.draw.diff_html import diff_page
-
-        return diff_page(self.diff, title)
+        return diff_panel.diff_page(self.diff, title)
 
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the page to a file."""
@@ -267,10 +263,8 @@ class DiffView(Displayed):
 
     def doc(self) -> Doc:
         """Return the places that differ; a page has a picture, and what answers clicks."""
-        from lazyviz.draw.diff_html import diff_doc
-
         live = None if self.diff.is_empty else self._widget
-        return diff_doc(self.diff, css_class=self._twin, live=live)
+        return diff_panel.diff_doc(self.diff, css_class=self._twin, live=live)
 
     def _widget(self) -> Any:
         from lazyviz.widgets import GraphView
@@ -334,8 +328,6 @@ class MinimisedView(Displayed):
 
     def doc(self) -> Doc:
         """Return its instructions, one a line."""
-        from lazyviz.draw.diff_text import graph_lines
-
         head = f"{self.graph.name}: {len(self.graph):,} of {self.whole:,} instructions show it"
         return Doc([Code("\n".join([head, *graph_lines(self.graph)]))])
 

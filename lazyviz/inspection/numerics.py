@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 import lazyrt
+from lazygraph.read.hlo import modules
+from lazygraph.read.hlo_module import name_in
+from lazygraph.types import type_bytes, without_layout
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
@@ -261,12 +264,10 @@ def compare(
 
 def _cause(rows: dict[Value, NodeDifference]) -> NodeDifference | None:
     """Return the earliest row, of those under the first over tolerance, that made a difference."""
-    from lazyrt import Graph
-
     first = next((value for value, row in rows.items() if row.over), None)
     if first is None:
         return None
-    under = set(Graph([first]).nodes)
+    under = set(lazyrt.Graph([first]).nodes)
     made = (row for v, row in rows.items() if v.node in under and row.made_ulp)
     return next(made, None)
 
@@ -288,9 +289,6 @@ def compare_modes(
         rtol: See `compare`.
         atol: See `compare`.
     """
-    import lazyrt
-    from lazyrt.tools import require_lazy
-
     for tensor in tensors:
         require_lazy(tensor, "compare_modes()")
     if not lazyrt.pending_graph(*tensors).nodes:
@@ -661,16 +659,11 @@ def of_hlo(hlo: str) -> Timeline:
 
     XLA may put several of them into the same memory, one after the other.
     """
-    from lazygraph.read.hlo import modules
-
     (module,) = modules(hlo)
     return Timeline("lazy", tuple(_lifetimes(module.computations[module.entry])))
 
 
 def _lifetimes(entry: Computation) -> Iterator[Lifetime]:
-    from lazygraph.read.hlo_module import name_in
-    from lazygraph.types import type_bytes, without_layout
-
     instructions = entry.instructions
     last = len(instructions) - 1
     memory: list[set[int]] = []

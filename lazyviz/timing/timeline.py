@@ -133,10 +133,7 @@ def line_shares(
 
 
 def timeline(cells: object = CELLS) -> TimelineShown:
-    """Return where the time of the session's last cells went; a notebook shows it as a picture.
-
-    Args:
-        cells: How many of them; the one that runs now counts.
+    """Return the timeline of the running shell's session.
 
     Raises:
         UsageError: lazyviz is not loaded in a shell, or it is no number of cells.
