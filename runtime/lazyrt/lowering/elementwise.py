@@ -499,9 +499,8 @@ def masked_fill(ctx: OpContext, x: Array, mask: Array, value: Any) -> Array:
     return where(ctx, mask, value, x)
 
 
-@lowers(
-    "aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor"
-)
+@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor",
+        "aten.clamp_min.default", "aten.clamp_min.Tensor")  # fmt: skip
 def clamp(ctx: OpContext, x: Array, low: Any = None, high: Any = None) -> Array:
     (x,) = ctx.cast(x)
     if low is not None:
@@ -509,11 +508,6 @@ def clamp(ctx: OpContext, x: Array, low: Any = None, high: Any = None) -> Array:
     if high is not None:
         x = lax.min(*broadcast(x, *ctx.cast(high)))
     return x
-
-
-@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
-def clamp_min(ctx: OpContext, x: Array, low: Any) -> Array:
-    return clamp(ctx, x, low)
 
 
 @lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
