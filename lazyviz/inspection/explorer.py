@@ -1,4 +1,4 @@
-"""Walking through a program: what is drawn, and what a click on it answers."""
+"""`lazyviz.explore`: walking through a program, what is drawn, and what a click on it answers."""
 
 from __future__ import annotations
 

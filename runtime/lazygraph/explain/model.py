@@ -1,4 +1,4 @@
-"""Causes and explanations: plain data, ready to print."""
+"""Compiled graphs as they are compared, their causes and explanations: plain data."""
 
 from __future__ import annotations
 

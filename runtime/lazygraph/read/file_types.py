@@ -1,4 +1,4 @@
-"""What a file is that holds no program: told by its first bytes."""
+"""What the bytes of a file are: an HLO proto, which XLA turns to text, or no program."""
 
 from __future__ import annotations
 
