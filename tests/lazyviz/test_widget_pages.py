@@ -392,7 +392,7 @@ def messages(seed, count):
 def widgets(lab):
     """One widget of each kind, with what each sends."""
     from lazyviz.inspection import explorer
-    from lazyviz.shell.progress import WaitView
+    from lazyviz.shell.wait_view import WaitView
     from lazyviz.widgets import CacheView, LiveView
 
     lab.run_cell(
@@ -414,10 +414,10 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
     lab, widgets, monkeypatch, caplog
 ):
     """Wrong types, huge numbers, missing keys, bombs of nested lists."""
-    from lazyviz.shell import progress
+    from lazyviz.shell import wait_view
 
     interrupts: list[int] = []
-    monkeypatch.setattr(progress, "interrupt", lambda: interrupts.append(1))
+    monkeypatch.setattr(wait_view, "interrupt", lambda: interrupts.append(1))
     before = lazyrt.pending_graph().fingerprint
     names = sorted(name for name in lab.user_ns if not name.startswith("_"))
     kept = {entry.key for entry in lazyrt.cached_executables()}
@@ -427,7 +427,7 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
         for message in messages(type(widget).__name__, 400):
             widget._received(widget, message, [])
         # Each is answered, most by a refusal; what a page is told stays small.
-        assert len(said) >= (250 if not isinstance(widget, progress.WaitView) else 0)
+        assert len(said) >= (250 if not isinstance(widget, wait_view.WaitView) else 0)
         assert max((len(repr(each)) for each in said), default=0) < 4_000
 
     assert not caplog.records  # nothing but refusals that were meant
