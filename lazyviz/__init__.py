@@ -6,29 +6,25 @@ them are loaded when they are used.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
     from pathlib import Path
     from typing import Any
 
-    import torch
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazygraph import Graph, ValueTrace
-    from lazyrt.tools import NodeValues
     from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
-    from lazyviz.foreign.evidence import Evidence
-    from lazyviz.foreign.metrics import Rounding
-    from lazyviz.foreign.metrics_parse import Comparable, ReportDiff
-    from lazyviz.foreign.metrics_report import MetricsReport
-    from lazyviz.inspection.comparison import DiffView, MinimisedView
-    from lazyviz.inspection.exploring import ExploreView
-    from lazyviz.inspection.numerics import Comparison, NotFiniteView
+    from lazyviz.foreign.metrics_parse import compare_reports, parse_report
+    from lazyviz.foreign.read import read
+    from lazyviz.inspection.comparison import diff, minimise, trace_value
+    from lazyviz.inspection.explorer import ExploreView
+    from lazyviz.inspection.numerics import compare, compare_modes, find_nan
     from lazyviz.timing.timeline import TimelineShown
 
 __all__ = [
@@ -52,6 +48,27 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
+# Public functions by the modules that are loaded when one is first asked for.
+_MODULES = {
+    "foreign.metrics_parse": ("compare_reports", "parse_report"),
+    "foreign.read": ("read",),
+    "inspection.comparison": ("diff", "minimise", "trace_value"),
+    "inspection.numerics": ("compare", "compare_modes", "find_nan"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            found = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Hook lazyviz into an IPython shell; `%load_ext lazyviz` calls this."""
@@ -65,51 +82,6 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from lazyviz import extension
 
     extension.unload(shell)
-
-
-def parse_report(
-    report: str | Mapping[str, Any], *, rounding: Rounding | None = None
-) -> MetricsReport:
-    """Read a metrics report of torch_xla or lazyrt, with the durations as measured.
-
-    torch_xla prints most durations too large, by up to a minute; they can be had back exactly.
-
-    Args:
-        report: The text of one or several reports, JSON, or `lazyrt.metrics_report("dict")`.
-        rounding: Who printed it: `legacy` for torch_xla, `exact` for lazyrt. By default it is
-            found out.
-
-    Raises:
-        EvidenceError: There is no report in the text, or one that breaks off.
-    """
-    from lazyviz.foreign import metrics_parse
-
-    return metrics_parse.parse_report(report, rounding=rounding)
-
-
-def compare_reports(before: Comparable, after: Comparable) -> ReportDiff:
-    """Return what changed from one metrics report to another, old or new.
-
-    Raises:
-        EvidenceError: One of them is no report, or a text with several.
-    """
-    from lazyviz.foreign import metrics_parse
-
-    return metrics_parse.compare_reports(before, after)
-
-
-def read(source: str | Path) -> Evidence:
-    """Read a metrics report, a PT_XLA_DEBUG log, a dump of graphs, or XLA's dump folder.
-
-    Args:
-        source: Path of a file or folder, or the text itself (of several lines).
-
-    Raises:
-        EvidenceError: It is none of these, or is broken.
-    """
-    from lazyviz.foreign import read as reader
-
-    return reader.read(source)
 
 
 def replicas(source: str | Path | Iterable[str | Path]) -> Replicas:
@@ -152,50 +124,6 @@ def report(path: str | Path, *, source: bool = True, force: bool = False) -> Wri
     return session_report.write(path, source=source, force=force)
 
 
-def diff(a: Any, b: Any) -> DiffView:
-    """Return the difference of two programs; a notebook shows it as a picture with tables.
-
-    Names, layouts, dead code and the order of parameters, outputs and lines make none.
-
-    Args:
-        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it, or
-            what its step ran for it), or a step of this session: its number, `"last"`, or its
-            graph's name.
-        b: Likewise.
-
-    Raises:
-        HloError: One of them is no program, or no step that is known.
-    """
-    from lazyviz.inspection import comparison
-
-    return comparison.compare(a, b)
-
-
-def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
-    """Return where NaN and infinities begin: ops, their lines, and the numbers they were made of.
-
-    Runs what the tensors need op by op, as a peek: the step stays as it is. An op is named if its
-    result has NaN and none of its operands has, or infinities where they are finite, and if that
-    leads to one of the tensors: a mask of -inf that a softmax swallows is not. What an op gives by
-    itself may differ from what the optimised step gives; `compare_modes` tells how far.
-
-    Args:
-        tensors: Lazy tensors of floating-point numbers, pending or made by a finished step whose
-            inputs are kept (`config.keep_values`); without any, all that is pending, else the
-            last step.
-
-    Returns:
-        A view; true if something is not finite.
-
-    Raises:
-        UsageError: Nothing is pending for them, and the inputs of their step are not kept, so the
-            ops behind them are gone.
-    """
-    from lazyviz.inspection import numerics
-
-    return numerics.find_nan(*tensors)
-
-
 def stop_at_nan(*, on: bool = True) -> None:
     """End a loop at the first step whose loss or gradients are not finite; `%lazy nan on`.
 
@@ -209,24 +137,6 @@ def stop_at_nan(*, on: bool = True) -> None:
     import lazyrt
 
     lazyrt.config.set("stop_at_nan", value=on, origin=f"lazyviz.stop_at_nan(on={on})")
-
-
-def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
-    """Return the smallest part of a program that still shows something.
-
-    What is cut off becomes an input; no single instruction of the answer can be left out.
-
-    Args:
-        program: As for `diff`.
-        shows: Whether a `lazygraph.Graph` still shows what is looked for, such as
-            `lambda part: any(op.startswith("aten.cumsum") for op in part.ops)`.
-
-    Raises:
-        HloError: It is no program, no step that is known, or does not show it as a whole.
-    """
-    from lazyviz.inspection import comparison
-
-    return comparison.minimise(program, shows)
 
 
 def timeline(cells: int = 12) -> TimelineShown:
@@ -284,61 +194,6 @@ def explore(*things: Any, **options: Any) -> ExploreView:
         UsageError: A tensor is not on the lazy device, or the call gives no pending one.
         StepSyncError: The call needs a value, which only running a part of it would give.
     """
-    from lazyviz.inspection import exploring
+    from lazyviz.inspection import explorer
 
-    return exploring.explore(*things, options=options)
-
-
-def trace_value(program: Any, name: str) -> ValueTrace:
-    """Follow a value through tuples, calls and fusions to its consumers and its producers.
-
-    Args:
-        program: HLO or StableHLO text, whole or in excerpts, or whatever `diff` takes: a path, a
-            graph, a lazy tensor, the number of a step. Of a text with several modules the one
-            that has the instruction.
-        name: The instruction, with or without `%`.
-
-    Raises:
-        HloError: There is no such instruction.
-    """
-    from lazyviz.inspection import comparison
-
-    return comparison.trace(program, name)
-
-
-def compare(
-    eager: NodeValues,
-    lazy: NodeValues,
-    *,
-    rtol: float | None = None,
-    atol: float | None = None,
-) -> Comparison:
-    """Compare two runs of one pending graph node by node: numbers, fusions and memory.
-
-    Args:
-        eager: `lazyrt.node_values(t, mode="eager")`: the reference, each op alone.
-        lazy: `lazyrt.node_values(t, mode="lazy")`, of the same graph.
-        rtol: Relative tolerance; by default torch's own for each dtype.
-        atol: Absolute tolerance, likewise.
-
-    Raises:
-        UsageError: The runs are of different graphs.
-    """
-    from lazyviz.inspection import numerics
-
-    return numerics.compare(eager, lazy, rtol=rtol, atol=atol)
-
-
-def compare_modes(
-    *tensors: torch.Tensor, rtol: float | None = None, atol: float | None = None
-) -> Comparison:
-    """Run what pending tensors need op by op and optimised, and compare; their step stays.
-
-    Args:
-        tensors: Lazy tensors; none given means all live ones.
-        rtol: See `compare`.
-        atol: See `compare`.
-    """
-    from lazyviz.inspection import numerics
-
-    return numerics.compare_modes(*tensors, rtol=rtol, atol=atol)
+    return explorer.explore(*things, options=options)

@@ -14,9 +14,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.shell.failures import failure_of
 from lazyviz.shell.lazytensors import be_library, named_tensors, runtime_provenance
 from lazyviz.shell.progress import Progress
+from lazyviz.shell.tracebacks import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lazyviz.draw.model import DrawGraph
     from lazyviz.render.strip import Strip
     from lazyviz.render.timeline_text import CellTime
-    from lazyviz.shell.failures import Failure
+    from lazyviz.shell.tracebacks import Failure
     from lazyviz.timing.compile_time import Expectations
     from lazyviz.timing.event_queue import Intake
     from lazyviz.timing.history import StepRow, Timeline

@@ -125,7 +125,7 @@ def test_private_names_of_torch_and_jax_stand_in_few_files():
         "frontend/torch_compat.py",
         "jax_compat.py",
         "lowering/decompose.py",
-        "lowering/foreach.py",
+        "lowering/optimizers.py",
     }
 
 

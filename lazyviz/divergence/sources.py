@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazygraph import HloError, diff
+from lazygraph.read.file_types import looks_like_proto
 from lazygraph.read.open import readable
-from lazygraph.read.proto import looks_like_proto
 from lazygraph.types import type_bytes
 from lazyviz.divergence.alignment import Barrier, Place, Program, State, Track, order
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten, user_frame

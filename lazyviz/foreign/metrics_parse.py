@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lazyviz.doc import Doc, Part, Sentence, Showable, Table
 from lazyviz.foreign.evidence import EvidenceError, shorten
-from lazyviz.foreign.metrics import (
+from lazyviz.foreign.metrics_report import (
     WINDOW,
     Metric,
+    MetricsReport,
     Quantity,
     Rounding,
     Section,
+    from_live,
+    number,
     parse_quantity,
 )
-from lazyviz.foreign.metrics_report import MetricsReport, from_live, number
 from lazyviz.render import text
 
 if TYPE_CHECKING:

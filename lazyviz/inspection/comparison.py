@@ -10,17 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lazygraph import Graph, GraphDiff, HloError, parse, read, trace_value
+from lazygraph import Graph, GraphDiff, HloError, parse, read
 from lazygraph import diff as graph_diff
 from lazygraph import minimise as smallest
+from lazygraph import trace_value as follow
 from lazygraph.explain.nearest import nearest
 from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
 from lazyviz.command_line import keep_inputs, output_file
 from lazyviz.doc import Code, Doc
 from lazyviz.draw import diff_html as diff_panel
-from lazyviz.draw.diff import Union, change
-from lazyviz.draw.diff_text import coloured, takes_colour
+from lazyviz.draw.diff import Union, change, union_graph
+from lazyviz.draw.diff_text import coloured, graph_lines, takes_colour
+from lazyviz.draw.layout import to_dot
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
@@ -131,7 +133,7 @@ class DiffExplorer(Walk[Union]):
         side, node = spot
         graph = program.side(side)
         try:
-            way = trace_value(graph, graph.names[node])
+            way = follow(graph, graph.names[node])
         except HloError as error:
             raise RequestError(str(error)) from None
 
@@ -240,16 +242,11 @@ class DiffView(Displayed):
 
     def to_dot(self, *, budget: int = 120) -> str:
         """Return the changed nodes and their surroundings in the DOT language."""
-        from lazyviz.draw.diff import union_graph
-        from lazyviz.draw.layout import to_dot
-
         return to_dot(union_graph(self.diff, budget))
 
     def to_html(self, title: str = "") -> str:
         """Return a page that needs no other file."""
-        from lazyviz.draw.diff_html import diff_page
-
-        return diff_page(self.diff, title)
+        return diff_panel.diff_page(self.diff, title)
 
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the page to a file."""
@@ -266,10 +263,8 @@ class DiffView(Displayed):
 
     def doc(self) -> Doc:
         """Return the places that differ; a page has a picture, and what answers clicks."""
-        from lazyviz.draw.diff_html import diff_doc
-
         live = None if self.diff.is_empty else self._widget
-        return diff_doc(self.diff, css_class=self._twin, live=live)
+        return diff_panel.diff_doc(self.diff, css_class=self._twin, live=live)
 
     def _widget(self) -> Any:
         from lazyviz.widgets import GraphView
@@ -283,18 +278,40 @@ class DiffView(Displayed):
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
 
 
-def compare(a: Any, b: Any) -> DiffView:
-    """Return the difference of two programs; see `lazyviz.diff`."""
+def diff(a: Any, b: Any) -> DiffView:
+    """Return the difference of two programs; a notebook shows it as a picture with tables.
+
+    Names, layouts, dead code and the order of parameters, outputs and lines make none.
+
+    Args:
+        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it, or
+            what its step ran for it), or a step of this session: its number, `"last"`, or its
+            graph's name.
+        b: Likewise.
+
+    Raises:
+        HloError: One of them is no program, or no step that is known.
+    """
     graphs = graph_to_compare(a), graph_to_compare(b)
     if all(is_path(thing) for thing in (a, b)):
         _tell_apart(graphs, (a, b))
     return DiffView(graph_diff(*graphs))
 
 
-def trace(program: Any, name: str) -> ValueTrace:
-    """Follow a value of a program or a step; see `lazyviz.trace_value`."""
+def trace_value(program: Any, name: str) -> ValueTrace:
+    """Follow a value through tuples, calls and fusions to its consumers and its producers.
+
+    Args:
+        program: HLO or StableHLO text, whole or in excerpts, or whatever `diff` takes: a path, a
+            graph, a lazy tensor, the number of a step. Of a text with several modules the one
+            that has the instruction.
+        name: The instruction, with or without `%`.
+
+    Raises:
+        HloError: There is no such instruction.
+    """
     is_text = isinstance(program, (str, Path, bytes))
-    return trace_value(program if is_text else graph_to_compare(program), name)
+    return follow(program if is_text else graph_to_compare(program), name)
 
 
 class MinimisedView(Displayed):
@@ -311,14 +328,23 @@ class MinimisedView(Displayed):
 
     def doc(self) -> Doc:
         """Return its instructions, one a line."""
-        from lazyviz.draw.diff_text import graph_lines
-
         head = f"{self.graph.name}: {len(self.graph):,} of {self.whole:,} instructions show it"
         return Doc([Code("\n".join([head, *graph_lines(self.graph)]))])
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
-    """Return the smallest part of a program that shows something; see `lazyviz.minimise`."""
+    """Return the smallest part of a program that still shows something.
+
+    What is cut off becomes an input; no single instruction of the answer can be left out.
+
+    Args:
+        program: As for `diff`.
+        shows: Whether a `lazygraph.Graph` still shows what is looked for, such as
+            `lambda part: any(op.startswith("aten.cumsum") for op in part.ops)`.
+
+    Raises:
+        HloError: It is no program, no step that is known, or does not show it as a whole.
+    """
     graph = graph_to_compare(program)
     return MinimisedView(smallest(graph, shows), len(graph))
 

@@ -87,20 +87,10 @@ def live_table(
         sort: The column that the rows are in the order of.
         reverse: Whether that order is turned round.
     """
-    notes = "".join(f"<li>{markup(note)}</li>" for note in report.notes)
-    found = f'<ul class="lzl-notes">{notes}</ul>' if notes else ""
     if not report.rows:
         return f"<p>{markup(report.to_text())}</p>"
-    return found + _table(report, targets, sort, reverse=reverse)
-
-
-def _table(
-    report: LiveReport,
-    targets: Mapping[int, Sequence[Target]],
-    sort: str,
-    *,
-    reverse: bool,
-) -> str:
+    listed = "".join(f"<li>{markup(note)}</li>" for note in report.notes)
+    notes = f'<ul class="lzl-notes">{listed}</ul>' if listed else ""
     header, rows = report.table()
     direction = _SAYS[(sort in _NUMBERS) is not reverse]
     heads = "".join(
@@ -115,7 +105,7 @@ def _table(
     more = len(rows) - _MAX_ROWS
     rest = f"<p>… and {more:,} more; sort them to see others</p>" if more > 0 else ""
     return (
-        '<div class="lzl-scroll"><table><thead><tr>'
+        f'{notes}<div class="lzl-scroll"><table><thead><tr>'
         f'{heads}<th scope="col">let go</th></tr></thead><tbody>{body}</tbody></table></div>{rest}'
     )
 
@@ -146,9 +136,8 @@ def button(name: str, label: str, *, confirmed: bool = False) -> str:
 
 def question(name: str, count: int, size: str) -> str:
     """Return what a click on a variable's button asks first."""
-    tensors = "1 tensor" if count == 1 else f"{count:,} tensors"
     return (
-        f"Delete your variable <code>{markup(name)}</code>? It leads to {tensors}, "
+        f"Delete your variable <code>{markup(name)}</code>? It leads to {text.plural(count, 'tensor')}, "
         f"{markup(size)}. {button(name, f'delete {name}', confirmed=True)} "
         '<button type="button" data-kind="keep">keep it</button>'
     )

@@ -15,19 +15,24 @@ from typing import TYPE_CHECKING
 import torch
 
 import lazyrt
+from lazygraph.read.hlo import modules
+from lazygraph.read.hlo_module import name_in
+from lazygraph.types import type_bytes, without_layout
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.tools import NodeValues, require_lazy
+from lazyrt.tools import Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
 from lazyviz.draw.model import type_text
-from lazyviz.inspection.lifetimes import Timeline, of_hlo
 from lazyviz.inspection.subjects import LAST, step_number
 from lazyviz.render import text
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lazygraph.read.hlo_module import Computation
     from lazyrt import Inspection
     from lazyrt.tools import Node, NotFinite, Operand, Origin, Value
     from lazyviz.inspection.subjects import Target
-
 
 # Relative and absolute tolerance, as `torch.testing.assert_close` has them.
 _TOLERANCES = {
@@ -215,7 +220,17 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Comparison:
-    """Compare two runs of one graph, node by node; see `lazyviz.compare`."""
+    """Compare two runs of one pending graph node by node: numbers, fusions and memory.
+
+    Args:
+        eager: `lazyrt.node_values(t, mode="eager")`: the reference, each op alone.
+        lazy: `lazyrt.node_values(t, mode="lazy")`, of the same graph.
+        rtol: Relative tolerance; by default torch's own for each dtype.
+        atol: Absolute tolerance, likewise.
+
+    Raises:
+        UsageError: The runs are of different graphs.
+    """
     for run in (eager, lazy):
         if not isinstance(run, NodeValues):
             raise UsageError(
@@ -249,12 +264,10 @@ def compare(
 
 def _cause(rows: dict[Value, NodeDifference]) -> NodeDifference | None:
     """Return the earliest row, of those under the first over tolerance, that made a difference."""
-    from lazyrt import Graph
-
     first = next((value for value, row in rows.items() if row.over), None)
     if first is None:
         return None
-    under = set(Graph([first]).nodes)
+    under = set(lazyrt.Graph([first]).nodes)
     made = (row for v, row in rows.items() if v.node in under and row.made_ulp)
     return next(made, None)
 
@@ -269,10 +282,13 @@ def _timelines(eager: NodeValues, lazy: NodeValues) -> tuple[Timeline, ...]:
 def compare_modes(
     *tensors: torch.Tensor, rtol: float | None = None, atol: float | None = None
 ) -> Comparison:
-    """Run what some pending tensors need in both ways and compare; see `lazyviz.compare_modes`."""
-    import lazyrt
-    from lazyrt.tools import require_lazy
+    """Run what pending tensors need op by op and optimised, and compare; their step stays.
 
+    Args:
+        tensors: Lazy tensors; none given means all live ones.
+        rtol: See `compare`.
+        atol: See `compare`.
+    """
     for tensor in tensors:
         require_lazy(tensor, "compare_modes()")
     if not lazyrt.pending_graph(*tensors).nodes:
@@ -461,7 +477,25 @@ class NotFiniteView(Showable):
 
 
 def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
-    """Return the ops where NaN and infinities of pending tensors begin; see `lazyviz.find_nan`."""
+    """Return where NaN and infinities begin: ops, their lines, and the numbers they were made of.
+
+    Runs what the tensors need op by op, as a peek: the step stays as it is. An op is named if its
+    result has NaN and none of its operands has, or infinities where they are finite, and if that
+    leads to one of the tensors: a mask of -inf that a softmax swallows is not. What an op gives by
+    itself may differ from what the optimised step gives; `compare_modes` tells how far.
+
+    Args:
+        tensors: Lazy tensors of floating-point numbers, pending or made by a finished step whose
+            inputs are kept (`config.keep_values`); without any, all that is pending, else the
+            last step.
+
+    Returns:
+        A view; true if something is not finite.
+
+    Raises:
+        UsageError: Nothing is pending for them, and the inputs of their step are not kept, so the
+            ops behind them are gone.
+    """
     for tensor in tensors:
         require_lazy(tensor, "find_nan()")
     inspection = lazyrt.inspect(*tensors)
@@ -525,3 +559,134 @@ def find_in(inspection: Inspection) -> NotFiniteView:
         value: held.name for value, held in inspection.holdings.items() if held.name
     }
     return NotFiniteView(inspection.find_not_finite(), names)
+
+
+# When the tensors of a graph take memory: each op run alone, next to XLA's schedule.
+
+# Instructions whose result is memory of their operands.
+_ALIASES = frozenset(("tuple", "get-tuple-element", "bitcast", "optimization-barrier"))
+_MAX_LISTED = 5
+_MAX_BARS = 40
+_WIDTH, _BAR, _LEFT = 360, 8, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The lifetimes of one run's tensors.
+
+    Attributes:
+        run: `eager` or `lazy`.
+        tensors: In no particular order.
+    """
+
+    run: str
+    tensors: tuple[Lifetime, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of positions in the schedule."""
+        return 1 + max((each.dies for each in self.tensors), default=-1)
+
+    def live_bytes(self) -> list[int]:
+        """Return how many bytes are taken at each position of the schedule."""
+        change = [0] * (self.length + 1)
+        for each in self.tensors:
+            change[each.born] += each.nbytes
+            change[each.dies + 1] -= each.nbytes
+        found, total = [], 0
+        for step in change[:-1]:
+            total += step
+            found.append(total)
+        return found
+
+    def at_peak(self) -> tuple[int, tuple[Lifetime, ...]]:
+        """Return the position at which most is taken, and the tensors there, largest first."""
+        taken = self.live_bytes()
+        if not taken:
+            return 0, ()
+        at = taken.index(max(taken))
+        there = [each for each in self.tensors if each.born <= at <= each.dies]
+        return at, tuple(sorted(there, key=lambda each: -each.nbytes))
+
+    def to_text(self) -> str:
+        """Return the peak, and the largest tensors that make it up."""
+        at, there = self.at_peak()
+        if not there:
+            return f"{self.run}: no tensor takes memory"
+        total = text.size(sum(each.nbytes for each in there))
+        shown = ", ".join(
+            f"{each.name} {each.type} {text.size(each.nbytes)}"
+            for each in there[:_MAX_LISTED]
+        )
+        more = len(there) - _MAX_LISTED
+        rest = f" and {text.plural(more, 'smaller one')}" if more > 0 else ""
+        return f"{self.run}: {total} at {at + 1} of {self.length}: {shown}{rest}"
+
+    @property
+    def title(self) -> str:
+        """What the picture shows."""
+        return f"{self.run}: when the largest tensors take memory"
+
+    def to_svg(self) -> str:
+        """Return one bar for each of the largest tensors, as long as it lives."""
+        bars = sorted(self.tensors, key=lambda each: -each.nbytes)[:_MAX_BARS]
+        bars.sort(key=lambda each: (each.born, each.dies))
+        largest = max((each.nbytes for each in bars), default=1) or 1
+        unit = _WIDTH / max(1, self.length)
+        rows = []
+        for row, each in enumerate(bars):
+            width = max(1.0, (each.dies - each.born + 1) * unit)
+            shade = 0.25 + 0.75 * each.nbytes / largest
+            title = markup(
+                f"{each.name} {each.type}, {text.size(each.nbytes)}, "
+                f"from {each.born + 1} to {each.dies + 1}"
+            )
+            rows.append(
+                f'<rect x="{_LEFT + each.born * unit:.1f}" y="{row * _BAR + 1}" '
+                f'width="{width:.1f}" height="{_BAR - 2}" fill="#4a7fb5" '
+                f'fill-opacity="{shade:.2f}"><title>{title}</title></rect>'
+            )
+        height = max(1, len(bars)) * _BAR
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH + 2 * _LEFT}" '
+            f'height="{height}" role="img"><title>{markup(self.to_text())}</title>'
+            f"{''.join(rows)}</svg>"
+        )
+
+
+def of_hlo(hlo: str) -> Timeline:
+    """Return the lifetimes in a scheduled module: of each buffer from its making to its last use.
+
+    XLA may put several of them into the same memory, one after the other.
+    """
+    (module,) = modules(hlo)
+    return Timeline("lazy", tuple(_lifetimes(module.computations[module.entry])))
+
+
+def _lifetimes(entry: Computation) -> Iterator[Lifetime]:
+    instructions = entry.instructions
+    last = len(instructions) - 1
+    memory: list[set[int]] = []
+    dies = list(range(len(instructions)))
+    for at, each in enumerate(instructions):
+        held = [memory[operand] for operand in each.operands if operand >= 0]
+        used = set().union(*held)
+        memory.append(used if each.op in _ALIASES else {at})
+        for owner in used:
+            dies[owner] = at
+    for owner in memory[entry.root]:
+        dies[owner] = last
+    for at, each in enumerate(instructions):
+        nbytes = type_bytes(each.type)
+        if each.op in _ALIASES or not nbytes:
+            continue
+        is_input = each.op in {"parameter", "constant"}
+        _, op = name_in(each.metadata)
+        name = f"{each.name} {op}".strip()
+        yield Lifetime(
+            name,
+            without_layout(each.type),
+            nbytes,
+            0 if is_input else at,
+            last if is_input else dies[at],
+        )

@@ -30,7 +30,7 @@ from lazyviz.render.strip import last_barrier_text, now_text
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazyrt.observe import events
@@ -74,18 +74,8 @@ _USAGE = (
     "drops all, and %lazy cache drop older 7d those unused for 7 days (m, h, d, w)."
 )
 _COLUMNS = (
-    "key",
-    "holds",
-    "ops",
-    "tier",
-    "at",
-    "size",
-    "compile",
-    "hits",
-    "where",
-    "age",
-    "unused for",
-)
+    "key", "holds", "ops", "tier", "at", "size", "compile", "hits", "where", "age", "unused for",
+)  # fmt: skip
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
 # What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
 ORDERS: dict[str, Callable[[Any], Any]] = {
@@ -191,16 +181,11 @@ def step_table(rows: Sequence[StepRow]) -> Table:
     header = ["step", "cell", "ended by", "at", "ops", "compile", "execute"]
     cells = [
         [
-            row.step,
-            row.cell,
-            row.cause,
-            row.site,
-            row.nodes,
-            _compile_text(row),
+            row.step, row.cell, row.cause, row.site, row.nodes, _compile_text(row),
             "running" if row.execute_ns is None else text.duration(row.execute_ns),
         ]
         for row in rows
-    ]
+    ]  # fmt: skip
     return Table(header, cells).filled()
 
 
@@ -316,17 +301,13 @@ def graph_table(records: Sequence[Any]) -> Table:
     ]
     rows = [
         [
-            record.name,
-            record.fingerprint[:8],
-            record.nodes,
-            f"{record.inputs} / {record.outputs}",
-            record.first_step,
-            record.runs,
+            record.name, record.fingerprint[:8], record.nodes,
+            f"{record.inputs} / {record.outputs}", record.first_step, record.runs,
             "disk" if record.from_disk else text.duration(record.compile_ns),
             _nearest(record.explanation),
         ]
         for record in records
-    ]
+    ]  # fmt: skip
     return Table(header, rows)
 
 
@@ -405,11 +386,7 @@ def _numbers(rows: Sequence[StepRow]) -> str:
 
 
 def _settings(config: Any) -> str:
-    names: Iterable[str] = (
-        "read_policy",
-        "barrier_after_optimizer",
-        "max_pending_nodes",
-    )
+    names = ("read_policy", "barrier_after_optimizer", "max_pending_nodes")
     return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
 
 

@@ -386,11 +386,11 @@ def _explore(asked: Command) -> Doc:
 
 def exploring_of(asked: Command, expression: str) -> Doc:
     """Return what an expression names, to walk through."""
-    from lazyviz.inspection import exploring
+    from lazyviz.inspection import explorer
 
     things = _explored(asked, expression)
     with views.refused(f"%lazy {asked.name} {expression}: ", HloError):
-        return exploring.explore(*things).doc()
+        return explorer.explore(*things).doc()
 
 
 def _explored(asked: Command, expression: str) -> list[Any]:
@@ -535,7 +535,7 @@ def _diff(asked: Command) -> Doc:
         )
     programs = [asked.thing(word) for word in words]
     with views.refused(f"%lazy diff {asked.rest}: ", HloError):
-        found = comparison.compare(*programs)
+        found = comparison.diff(*programs)
     return found.doc()
 
 

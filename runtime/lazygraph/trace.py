@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazygraph.errors import HloError
 from lazygraph.normalize import VARIADIC, called, element_index
 from lazygraph.read.open import module_of
+from lazygraph.readable import Readable
 from lazygraph.types import elements, flops, split_types, type_bytes, without_layout
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class ValueTrace:
+class ValueTrace(Readable):
     """The way of one value through a program.
 
     Attributes:
@@ -230,9 +231,6 @@ class ValueTrace:
     def _ends_nowhere(self) -> bool:
         ends = [hop for hop in self.hops if hop.kind in {"consumer", "output"}]
         return not ends
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(str(self))
 
 
 _MAX_DEPTH = 2_000

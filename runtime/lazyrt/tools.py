@@ -14,8 +14,8 @@ from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
 from lazyrt.execution.graph_registry import decode_record
+from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
-from lazyrt.execution.io_aliasing import Holding
 from lazyrt.execution.node_values import Lifetime, NodeValues
 from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance

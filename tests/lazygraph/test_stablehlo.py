@@ -248,18 +248,32 @@ def test_both_notations_of_a_program_are_one_program(other):
     assert not any("the notation" in each for each in sentences(found))
 
 
-def test_what_has_no_short_notation_known_here_is_said_to_differ_in_notation():
-    lowered = jax.jit(jnp.fft.fft).lower(jnp.ones((4, 4), jnp.complex64))
-    module: Any = lowered.compiler_ir("stablehlo")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("stablehlo.sine", "stablehlo.syne", "unregistered operation 'stablehlo.syne'"),
+        ('"builtin.module"', 'step 3\n"builtin.module"', ""),
+        ("}) : () -> ()", "", r"line 1, column \d+: .* is never closed"),
+        (
+            '"stablehlo.sine"(',
+            '"stablehlo.sine" + (',
+            "line 4, column .*does not parse",
+        ),
+    ],
+    ids=["unknown op", "in a log", "cut off", "edited"],
+)
+def test_the_notation_that_names_every_part_is_read_or_refused_with_its_line(
+    old, new, said
+):
+    module: Any = jax.jit(jnp.sin).lower(jnp.ones(4)).compiler_ir("stablehlo")
     generic = module.operation.get_asm(print_generic_op_form=True)
+    generic = new.join(generic.rsplit(old, 1))
 
-    found = diff(
-        parse(str(module)),
-        parse(generic.replace("fft_type =", "new = 1 : i64, fft_type =")),
-    )
-
-    assert found.cost == 1
-    assert any("the notation" in each for each in sentences(found))
+    if said:
+        with pytest.raises(HloSyntaxError, match=said):
+            parse(generic)
+    else:
+        assert diff(parse(str(module)), parse(generic)).is_empty
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from lazyrt.execution.executables import CachedExecutable
 from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
 from lazyviz.draw.palette import PHASES
-from lazyviz.foreign.metrics import Behind, Call
+from lazyviz.foreign.metrics_report import Behind, Call
 from lazyviz.inspection import tables
 from lazyviz.inspection.graph_breaks import (
     GraphBreak,
@@ -22,8 +22,7 @@ from lazyviz.inspection.graph_breaks import (
     Rule,
     SourceLine,
 )
-from lazyviz.inspection.lifetimes import Timeline
-from lazyviz.inspection.numerics import Comparison, NodeDifference
+from lazyviz.inspection.numerics import Comparison, NodeDifference, Timeline
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.timing.timeline import TimelineShown
 

@@ -8,7 +8,7 @@ import lazyviz
 from lazyrt.frontend import record
 from lazyrt.observe import events
 from lazyrt.observe.metrics import metrics
-from lazyviz.foreign.metrics import Section, find
+from lazyviz.foreign.metrics_report import Section, find
 from tests.harness import DEVICE, cold_start
 
 

@@ -14,7 +14,7 @@ import lazyviz
 from lazygraph.numbers import time_text
 from lazyrt.observe.report import Report, Sample, Series, summarise
 from lazyviz.foreign.evidence import EvidenceError
-from lazyviz.foreign.metrics import parse_quantity
+from lazyviz.foreign.metrics_report import parse_quantity
 
 DATA = Path(__file__).parent.parent / "data"
 LARGE, SMALL = "BERT-large", "2-layer BERT"

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import lazyrt
-from lazyviz.inspection.exploring import explore
+from lazyviz.inspection.explorer import explore
 from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row, break_of, breaks_of
 from lazyviz.render.strip import Strip
 from tests.conftest import displayed

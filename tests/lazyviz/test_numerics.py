@@ -11,7 +11,7 @@ import lazyrt
 import lazyviz
 from lazyrt.errors import UsageError
 from lazyrt.observe import events
-from lazyviz.inspection import lifetimes, numerics
+from lazyviz.inspection import numerics
 from tests.harness import DEVICE, fresh_runtime, recorded
 
 
@@ -232,7 +232,7 @@ ENTRY %main (p: f32[4]) -> (f32[4], f32[2,2]) {
 }
 """
 
-    found = lifetimes.of_hlo(hlo)
+    found = numerics.of_hlo(hlo)
 
     assert [(e.name, e.nbytes, e.born, e.dies) for e in found.tensors] == [
         ("p", 16, 0, 5),

@@ -10,7 +10,7 @@ import pytest
 
 import lazyrt
 import lazyviz
-from lazyviz.documents import parts, redaction, session_report
+from lazyviz.documents import redaction, session_report
 from lazyviz.documents.session_report import MAX_BYTES, ReportError
 from lazyviz.render.html import timeline_script
 from tests.conftest import displayed
@@ -115,7 +115,7 @@ def test_a_report_has_every_part_of_the_session(pages):
         "cells as tables",  # the timeline
     ):
         assert re.sub(r"\d", "0", wanted) in re.sub(r"\d", "0", outline.text), wanted
-    titles = [part.title for part in parts.report_sections()]
+    titles = [part.title for part in session_report.report_sections()]
     assert [
         title for title in titles if f"<h2>{title}</h2>" not in pages["whole"]
     ] == []
@@ -127,7 +127,7 @@ def test_the_contents_and_all_links_lead_somewhere_on_the_page(pages):
 
     assert len(ids) == len(set(ids))
     targets = [link.removeprefix("#") for link in outline.values("href")]
-    assert {part.anchor for part in parts.report_sections()} <= set(targets)
+    assert {part.anchor for part in session_report.report_sections()} <= set(targets)
     assert set(targets) <= set(ids)
 
 
@@ -327,7 +327,7 @@ def test_a_report_is_bounded_however_long_the_session(lab, tmp_path, monkeypatch
     assert len(page.encode()) < MAX_BYTES
     assert "more characters" in page
     assert "earlier cells left out" in page
-    assert sum(part.nbytes for part in parts.report_sections()) < MAX_BYTES
+    assert sum(part.nbytes for part in session_report.report_sections()) < MAX_BYTES
 
 
 def test_cells_without_a_history_are_all_told(lab, tmp_path, monkeypatch):

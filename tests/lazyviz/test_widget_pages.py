@@ -391,7 +391,7 @@ def messages(seed, count):
 @pytest.fixture
 def widgets(lab):
     """One widget of each kind, with what each sends."""
-    from lazyviz.inspection import exploring
+    from lazyviz.inspection import explorer
     from lazyviz.shell.wait_view import WaitView
     from lazyviz.widgets import CacheView, LiveView
 
@@ -399,7 +399,7 @@ def widgets(lab):
         "a = torch.ones(2, device='lazyrt')\nlazyrt.mark_step()\nb = a * 2 + 1"
     )
     made = [
-        exploring.explore(lab.user_ns["b"]).widget,
+        explorer.explore(lab.user_ns["b"]).widget,
         DiffView(test_safety.difference("x"))._widget(),
         LiveView(lazyrt, lab),
         CacheView(lazyrt),

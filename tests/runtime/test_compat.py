@@ -18,10 +18,10 @@ import lazyrt
 from lazyrt import compat
 from lazyrt.compat import (
     _XLAC,
+    common,
     experimental,
     runtime,
     stablehlo,
-    switches,
     torch_xla,
 )
 from lazyrt.compat import xla_model as xm
@@ -137,7 +137,7 @@ output3.to('cpu')
 @pytest.fixture
 def switches_of_torch_xla(monkeypatch):
     """Put the modes back that a script's variables have set."""
-    monkeypatch.setattr(switches, "_taken", {})
+    monkeypatch.setattr(common, "_taken", {})
     before = {n: (getattr(config, n), config.origin(n)) for n in _MODES}
     yield monkeypatch
     for name, (value, origin) in before.items():

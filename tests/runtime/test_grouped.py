@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lazyrt.lowering import grouped
-from lazyrt.lowering.grouped import Geometry
+from lazyrt.lowering import convolution
+from lazyrt.lowering.convolution import Geometry
 from tests.harness import DEVICE, assert_same
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -77,9 +77,9 @@ def groups_given_to_xla(inputs, kernel, groups):
     geometry = Geometry((1, 1), [(1, 1)] * 2, (1, 1), (1, 1), groups)
 
     def step(x, weight):
-        result = grouped.convolve(x, weight, geometry)
-        d_x = grouped.input_gradient(result, x, weight, geometry)
-        return d_x, grouped.kernel_gradient(result, x, weight, geometry)
+        result = convolution.convolve(x, weight, geometry)
+        d_x = convolution.input_gradient(result, x, weight, geometry)
+        return d_x, convolution.kernel_gradient(result, x, weight, geometry)
 
     text = jax.jit(step).lower(x, weight).as_text()
     found = re.findall(r"(batch|feature)_group_count = (\d+)", text)
@@ -101,6 +101,6 @@ def groups_given_to_xla(inputs, kernel, groups):
 def test_only_on_the_cpu_xla_gets_no_slow_groups(
     monkeypatch, on_cpu, inputs, kernel, groups, expected
 ):
-    monkeypatch.setattr(grouped, "_is_on_cpu", lambda: on_cpu)
+    monkeypatch.setattr(convolution, "_is_on_cpu", lambda: on_cpu)
 
     assert groups_given_to_xla(inputs, kernel, groups) == expected

@@ -13,8 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt import Graph
-from lazyrt.control.append_site import line_of_keeping
-from lazyrt.control.live_tensors import NOT_FOUND, LiveRow, held_by
+from lazyrt.control.live_tensors import NOT_FOUND, LiveRow, held_by, line_of_keeping
 from lazyrt.errors import UsageError
 from lazyrt.frontend import record
 from lazyrt.frontend.buffers import state_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Side
-    from lazygraph.explain.record import Boundary, Record
+    from lazygraph.explain.model import Boundary, Record
     from lazygraph.snapshot import Snapshot, Vertex
 
 LEFT = ", left by "

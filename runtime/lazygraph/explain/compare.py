@@ -6,13 +6,13 @@ from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lazygraph.explain.record import NO_SOURCE
+from lazygraph.explain.model import NO_SOURCE
 from lazygraph.match import match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from lazygraph.explain.record import Boundary, Record, Source
+    from lazygraph.explain.model import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, Vertex
     from lazygraph.source_location import SourceLocation
 

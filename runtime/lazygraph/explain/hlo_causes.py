@@ -162,7 +162,6 @@ _SETTINGS = {
     "allow_spmd_sharding_propagation_to_output": "how sharding spreads to outputs",
     "output_shardings": "how results are placed on devices",
     "mesh": "the devices",
-    "notation": "the notation, in which attributes read otherwise,",
 }
 # One flag for each input or result; a missing list means false for all of them.
 _FLAGS = frozenset(key for key in _SETTINGS if key.startswith("allow_spmd"))
@@ -187,7 +186,7 @@ def _settings(found: GraphDiff) -> Iterator[str]:
             old, new = _flag(old), _flag(new)
         elif key in _COUNTS:
             old, new = old or "1", new or "1"
-        if old != new and (key != "notation" or _reads_otherwise(found)):
+        if old != new:
             yield f"{what} ({key}) is {_shown(new)}, was {_shown(old)}"
 
 
@@ -195,14 +194,6 @@ def _flag(value: str | None) -> str:
     """Return a list of flags as one, where they are alike."""
     flags = {each.strip() for each in (value or "false").strip("{}").split(",")}
     return f"{{{flags.pop()}}}" if len(flags) == 1 else value or ""
-
-
-def _reads_otherwise(found: GraphDiff) -> bool:
-    """Return whether an attribute was left as the generic notation writes it."""
-    labels = [
-        (found.a.label(x).attrs, found.b.label(y).attrs) for x, y in found.changed
-    ]
-    return any(("<{" in a) != ("<{" in b) or "=#" in a for a, b in labels)
 
 
 def _header(graph: Graph) -> dict[str, str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Mapping
 
-    from lazygraph.explain.record import Record
+    from lazygraph.explain.model import Record
     from lazygraph.snapshot import Name, Snapshot
 
 # Each thing in common counts a tenth of the share of operations, which ranges from 0 to 1: the end,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
@@ -16,20 +18,28 @@ from lazygraph.explain.compare import (
     position,
 )
 from lazygraph.explain.facts import Fact, facts_of
-from lazygraph.explain.growth import with_growth, with_lengths
-from lazygraph.explain.keys import of_key
-from lazygraph.explain.model import Cause, EditCounts, Explanation
+from lazygraph.explain.model import (
+    NO_SOURCE,
+    Cause,
+    EditCounts,
+    Explanation,
+    QuotedSource,
+)
 from lazygraph.explain.nearest import nearest
-from lazygraph.explain.record import NO_SOURCE, QuotedSource
 from lazygraph.explain.sentences import at, fields_of, in_brackets
-from lazygraph.numbers import plural
+from lazygraph.numbers import listed, plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazygraph.explain.compare import Side
-    from lazygraph.explain.record import History, Record, Source
+    from lazygraph.explain.model import (
+        History,
+        Kind,
+        Record,
+        Source,
+    )
 
 # Below this similarity most of a comparison is edits, and the graph is a program of its own. The
 # limit is blunt: of 267 recompilations of the tests, 9 differ under 0.3 and 3 under 0.5.
@@ -376,3 +386,252 @@ def _block(record: Record) -> Rounds | None:
     if record.snapshot is None:
         return None
     return repeated_block(record.snapshot, record.key.ended_by[1])
+
+
+# Causes outside of the graph: the same graph, compiled or laid out in another way.
+
+_HELD_FIX = (
+    "drop the other reference (an alias such as `.detach()` or a saved copy of the state) before "
+    "the boundary, or keep it in every step"
+)
+_COPIED_FIX = (
+    "end the step after the copy or the load (`lazyrt.mark_step()`), so that the next one begins "
+    "with memory of its own"
+)
+
+
+def of_key(before: Record, now: Record) -> Iterator[Cause]:
+    """Yield why a graph of the same fingerprint was compiled again."""
+    old, new = before.key, now.key
+    for kind, was, is_, fix in (
+        ("device", old.device, new.device, "run the program on one device"),
+        ("sharding", old.sharding, new.sharding, "keep one layout over devices"),
+        ("tier", old.tier, new.tier, "keep one tier"),
+        ("mode", old.mode, new.mode, "leave the mode as it is over whole steps"),
+    ):
+        if was != is_:
+            text = f"the {_NAMES.get(kind, kind)} is {is_}, was {was} for {before.name}"
+            yield _of_key(kind, before, now, text, f"{fix}; each one costs a compile")  # type: ignore[arg-type]
+    if old.rules != new.rules:
+        changed = sorted({name for name, _ in {*old.rules} ^ {*new.rules}})
+        yield _of_key(
+            "lowering",
+            before,
+            now,
+            f"the graph is that of {before.name}, but `@lowers` has given {listed(changed)} another "
+            "lowering since",
+            "register lowerings before the first step; each one costs a compile",
+            changed=len(changed),
+        )
+    if old.donated != new.donated:
+        yield _donation(before, now)
+
+
+_NAMES = {"tier": "compile tier"}
+
+
+def _of_key(
+    kind: Kind,
+    before: Record,
+    now: Record,
+    text: str,
+    fix: str,
+    *,
+    variable: str = "",
+    changed: int = 0,
+) -> Cause:
+    return Cause(
+        kind=kind,
+        text=text,
+        fix=fix,
+        variable=variable,
+        before=before.key.ended_by[1],
+        now=now.key.ended_by[1],
+        edits=EditCounts(changed=changed),
+    )
+
+
+def _donation(before: Record, now: Record) -> Cause:
+    """Return which inputs give up their memory on one side alone."""
+    kept = set(before.key.donated) - set(now.key.donated)
+    given = set(now.key.donated) - set(before.key.donated)
+    are_copies = _came_from_others(now, kept)
+    # One graph: its inputs stand in one order. What holds the data may give the name now.
+    was, holder = _inputs(before, kept), _inputs(now, kept)
+    other = holder if holder.startswith("`") and holder != was else "something else"
+    is_, its = ("is", "its") if len(kept) == 1 else ("are", "their")
+    parts = []
+    if kept and are_copies:
+        copied = other if other == holder else "another tensor"
+        parts.append(
+            f"{was} {is_} overwritten in place, but {its} data came from {copied}"
+        )
+    elif kept:
+        parts.append(
+            f"{was} {is_} overwritten in place, but {other} also holds {its} data"
+        )
+    if given:
+        verb = "is" if len(given) == 1 else "are"
+        parts.append(
+            f"{_inputs(now, given)} {verb} donated and {verb.replace('is', 'was').replace('are', 'were')} not"
+        )
+    return _of_key(
+        "donation",
+        before,
+        now,
+        f"the graph is that of {before.name}, but other inputs are donated: {'; '.join(parts)}",
+        _COPIED_FIX if are_copies else _HELD_FIX,
+        variable=_first_name(before, kept) if kept else _first_name(now, given),
+        changed=len(kept) + len(given),
+    )
+
+
+def _came_from_others(record: Record, positions: set[int]) -> bool:
+    """Return whether the tensors that gave these inputs are gone: the step copied their data."""
+    origins = record.snapshot.origins if record.snapshot is not None else {}
+    return bool(positions) and all(
+        k in origins and origins[k].dropped for k in positions
+    )
+
+
+def _inputs(record: Record, positions: set[int]) -> str:
+    names = record.snapshot.leaf_names if record.snapshot is not None else {}
+    known = [names[k].text for k in sorted(positions) if k in names]
+    if known and len(known) == len(positions):
+        return listed(known)
+    return plural(len(positions), "input")
+
+
+def _first_name(record: Record, positions: set[int]) -> str:
+    names = record.snapshot.leaf_names if record.snapshot is not None else {}
+    return next((names[k].text for k in sorted(positions) if k in names), "")
+
+
+# A size that changes from graph to graph in one direction: each length compiles anew.
+
+_LEAST = 3  # graphs: two sizes may be two kinds of batches
+_SHOWN = 5
+_FIX = (
+    "each length is a graph of its own: pad it to one length, or to a few, and mask the rest; "
+    "a loop that generates text wants a cache of fixed length"
+)
+
+
+def with_growth(
+    causes: Sequence[Cause],
+    against: str,
+    explanation_of: Callable[[str], Explanation | None],
+) -> tuple[Cause, ...]:
+    """Return causes, those of an input's size with the sizes that came before.
+
+    Args:
+        causes: Why a graph is new.
+        against: Name of the graph that it was compared with.
+        explanation_of: Returns by its name why an earlier graph was new.
+    """
+    found = []
+    for cause in causes:
+        # Sizes of what the graph computes are not the data's.
+        series = (
+            () if cause.kind == "shape" else _series(cause, against, explanation_of)
+        )
+        long = next((each for each in series if len(each) >= _LEAST), None)
+        found.append(cause if long is None else _with_series(cause, long))
+    return tuple(found)
+
+
+def _series(
+    cause: Cause, against: str, explanation_of: Callable[[str], Explanation | None]
+) -> Iterator[list[int]]:
+    """Yield for each input that has another size its sizes from graph to graph."""
+    for before, now in cause.sizes:
+        found = [now, before]
+        graph = against
+        while len(found) <= _SHOWN and (earlier := explanation_of(graph)) is not None:
+            pairs = [
+                pair
+                for each in earlier.causes
+                for pair in each.sizes
+                if each.kind == cause.kind
+            ]
+            size = next((old for old, new in pairs if new == found[-1]), None)
+            if size is None or (size < found[-1]) != (before < now):
+                break
+            found.append(size)
+            graph = earlier.against
+        yield found[::-1]
+
+
+def _with_series(cause: Cause, sizes: list[int]) -> Cause:
+    verb = "grows" if sizes[0] < sizes[-1] else "shrinks"
+    series = ", ".join(f"{size:,}" for size in sizes[-_SHOWN:])
+    start = "..., " if len(sizes) > _SHOWN else ""
+    counts = cause.kind in {"loop_count", "carried_over"}
+    what = "the number" if counts else "it"
+    return replace(
+        cause,
+        text=f"{cause.text}; {what} {verb} from graph to graph: {start}{series}",
+        fix=cause.fix if counts else _FIX,
+    )
+
+
+def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Return causes, a loop with as many rounds as an input is long behind that input.
+
+    Example:
+        >>> from lazygraph.explain.model import Cause
+        >>> loop = Cause(kind="loop_count", text="it came 7 times", sizes=((4, 7),))
+        >>> seq = Cause(kind="input_shape", text="", variable="seq", sizes=((4, 7),))
+        >>> [cause.kind for cause in with_lengths((loop, seq))]
+        ['input_shape', 'loop_count']
+        >>> with_lengths((loop, seq))[1].text
+        'it came 7 times, as many as `seq` is long'
+        >>> of_two_layers = Cause(kind="loop_count", text="it came 12 times", sizes=((6, 12),))
+        >>> with_lengths((of_two_layers, seq))[1].text
+        'it came 12 times, with the length of `seq`'
+    """
+    loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
+    if loop is None:
+        return causes
+    # What joins the results of all rounds is as long as there are rounds.
+    follow = [
+        c
+        for c in causes
+        if c.kind == "shape" and c.sizes and {*c.sizes} <= {*loop.sizes}
+    ]
+    if follow:
+        edits = map(sum, zip(loop.edits, *(c.edits for c in follow), strict=True))
+        whole = replace(loop, edits=EditCounts(*edits))
+        causes = tuple(
+            whole if cause is loop else cause for cause in causes if cause not in follow
+        )
+        loop = whole
+    kinds = {"input_shape", "parameter_shape"}
+    lengths = [c for c in causes if c.kind in kinds]
+    length = next((c for c in lengths if {*loop.sizes} & {*c.sizes}), None)
+    how = "as many as `{}` is long"
+    if length is None:
+        length = next((c for c in lengths if _grows_with(loop, c)), None)
+        how = "with the length of `{}`"
+    if length is None:
+        return causes
+    told = loop
+    if length.variable:
+        text = f"{loop.text}, {how.format(length.variable)}"
+        told = replace(loop, text=text, fix=length.fix)
+    found = [cause for cause in causes if cause is not loop]
+    found.insert(found.index(length) + 1, told)
+    return tuple(found)
+
+
+def _grows_with(loop: Cause, length: Cause) -> bool:
+    """Return whether rounds follow a size several times over, or without one round of each.
+
+    A recurrent module of two layers has twice the rounds, and the first round of a layer, which
+    reads a state of zeros, may be other operations.
+    """
+    for (size, other_size), (rounds, other_rounds) in product(length.sizes, loop.sizes):
+        times, left = divmod(other_rounds - rounds, (other_size - size) or 1)
+        if times > 0 and not left and rounds in {times * size, times * (size - 1)}:
+            return True
+    return False

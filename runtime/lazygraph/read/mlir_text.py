@@ -18,11 +18,7 @@ _FUNCTION = re.compile(
     r'^[ \t]*"?func\.func"?\s+(?:(public|private|nested)\s+)?@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
     re.MULTILINE,
 )
-_GENERIC = re.compile(r'^[ \t]*"func\.func"\(\)', re.MULTILINE)
-_SYMBOL_NAME = re.compile(r'\bsym_name = "([^"\\]*(?:\\.[^"\\]*)*)"')
-_MODULE_NAME = re.compile(
-    r'^\s*"builtin\.module"\(\) <\{sym_name = "([^"\\]*(?:\\.[^"\\]*)*)"'
-)
+_GENERIC = re.compile(r'^[ \t]*"(?:builtin\.module|func\.func)"(?=\()', re.MULTILINE)
 _BLOCK = re.compile(r"\s*\^[\w$.\-]+(\(|:)")
 _ARGUMENT = re.compile(r"%([\w$.\-]+)\s*:\s*")
 _BRACE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}]', re.DOTALL)
@@ -36,6 +32,7 @@ _LOCATION = re.compile(r"\s*\bloc\(")
 _FILE = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)":(\d+):\d+')
 _NAMED = re.compile(r'\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(?:\(|$)')
 _REFERENCE = re.compile(r"#loc\d*")
+_PARSED_AT = re.compile(r'"-":(\d+):(\d+): ')
 _MAX_EXPANSIONS = 40
 
 
@@ -82,20 +79,58 @@ class Function:
 
 
 def functions(text: str, source: str = "") -> list[Function]:
-    """Return the functions of an MLIR module, in the usual notation or the generic one.
+    """Return the functions of an MLIR module.
 
     Raises:
         HloSyntaxError: Brackets do not pair up: the text is cut off or edited.
     """
-    usual = [_function(text, found, source) for found in _FUNCTION.finditer(text)]
-    if usual or '"func.func"()' not in text:
-        return usual
-    return [_generic(text, found, source) for found in _GENERIC.finditer(text)]
+    return [_function(text, found, source) for found in _FUNCTION.finditer(text)]
+
+
+def in_usual_notation(text: str, source: str = "") -> str:
+    """Return a module as MLIR prints it by default, whatever is around it in a log.
+
+    Raises:
+        HloSyntaxError: It is in the generic notation, `"op"() <{key = value}>`, and MLIR
+            does not parse it.
+    """
+    found = _GENERIC.search(text)
+    if found is None:
+        return text
+    body = text.find("({", found.end())
+    body = found.end() if body < 0 else body
+    end = text.find("\n", closing(text, body, source))
+    end = len(text) if end < 0 else end
+    head, tail = (_aliases(part) for part in (text[: found.start()], text[end:]))
+    # MLIR's own parser and printer take longer than this module, and know each op's short form.
+    from jax.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    context = mlir.make_ir_context()
+    context.allow_unregistered_dialects = True
+    try:
+        module = ir.Module.parse(head + text[found.start() : end] + tail, context)
+    except ir.MLIRError as error:
+        said = str(error).partition("error: ")[2].partition("\n")[0]
+        place = _PARSED_AT.match(said)
+        line, column = (int(place[1]), int(place[2])) if place else (1, 1)
+        message = (
+            f"MLIR does not parse it: {said[place.end() :] if place else said}. The dump was "
+            "edited, or is of another version; print it without `print_generic_op_form`."
+        )
+        raise HloSyntaxError(message, line, column, source) from None
+    return str(module.operation.get_asm(enable_debug_info=True))
+
+
+def _aliases(text: str) -> str:
+    """Return the lines that name locations and types, the others empty."""
+    lines = text.split("\n")
+    return "\n".join(line if line.startswith(("#", "!")) else "" for line in lines)
 
 
 def module_name(text: str) -> str:
     """Return the name of the module, `module` without one."""
-    found = _MODULE.search(text) or _MODULE_NAME.search(text)
+    found = _MODULE.search(text)
     return found[1].strip('"') if found else "module"
 
 
@@ -164,41 +199,6 @@ def _function(text: str, found: re.Match[str], source: str) -> Function:
     is_public = found[1] == "public" or found[1] is None
     results = text[end:body].partition("->")[2]
     return Function(name, given, rows, line, is_public, results)
-
-
-def _generic(text: str, found: re.Match[str], source: str) -> Function:
-    """Return a function in the notation that names every part."""
-    line = text.count("\n", 0, found.start()) + 1
-    start = opening(text, found.end())
-    head = ""
-    if start > 0 and text[start - 1] == "<":
-        stop = closing(text, start, source)
-        head, start = text[start:stop], opening(text, stop)
-    if start < 0:
-        raise HloSyntaxError(
-            "the function has no body. The text was cut off; save it again.",
-            line,
-            1,
-            source,
-        )
-    stop = closing(text, start, source)
-    name = _SYMBOL_NAME.search(head or text[stop : text.find("\n", stop)])
-    inputs, rows = block(text[start:stop], text.count("\n", 0, start) + 1, source)
-    notes = re.search(r"\barg_attrs = (?=\[)", head)
-    if notes is not None:
-        stop = closing(head, notes.end(), source)
-        each = _dictionaries(head[notes.end() + 1 : stop - 1])
-        inputs = [(*given[:3], note) for given, note in zip(inputs, each, strict=False)]
-    return Function(
-        name[1] if name else "main", "", rows, line, is_public=True, given=tuple(inputs)
-    )
-
-
-def _dictionaries(text: str) -> Iterator[str]:
-    at = 0
-    while (start := opening(text, at)) >= 0:
-        at = closing(text, start)
-        yield text[start:at]
 
 
 def block(

@@ -16,11 +16,15 @@ from lazygraph.gc_pause import gc_paused
 from lazygraph.graph import Graph
 from lazygraph.normalize import graph_of_module
 from lazygraph.read import lazy_ir, torch_ir
-from lazygraph.read.file_types import known_type, wide_coding
+from lazygraph.read.file_types import (
+    known_type,
+    looks_like_proto,
+    text_of_proto,
+    wide_coding,
+)
 from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import Computation, Form, HloModule
 from lazygraph.read.lazy_ir import from_ir, from_snapshot
-from lazygraph.read.proto import looks_like_proto, text_of_proto
 from lazygraph.read.stablehlo import MlirModule
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""StableHLO text to graphs. Any dialect in the usual notation will do."""
+"""StableHLO text to graphs. Any dialect will do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from lazygraph.errors import HloSyntaxError
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder
 from lazygraph.read.brackets import closing, split_commas
-from lazygraph.read.mlir_generic import short_notation
 from lazygraph.read.mlir_text import (
     REGIONS,
     SYMBOL,
@@ -22,6 +21,7 @@ from lazygraph.read.mlir_text import (
     dictionary,
     functions,
     hlo_type,
+    in_usual_notation,
     literal_of,
     module_name,
     region_function,
@@ -214,9 +214,6 @@ class FunctionReader:
         if bound:
             body = without_bound(body)
         attrs, literal = self._attrs(op, body, statement)
-        if attrs.startswith("<{"):
-            texts = [text for text, _ in regions]
-            attrs, inner = short_notation(_short(op), attrs, inner, texts)
         count = sum(each for _, each in names)
         types = result_types(type_text, count)
         whole = types[0] if len(types) == 1 else f"({', '.join(types)})"
@@ -498,7 +495,6 @@ class MlirModule:
     Attributes:
         name: Of the module.
         functions: By name.
-        is_generic: Whether it names every part of an operation.
         meshes: By name the devices that shardings speak of.
         source: Name of the file, for errors.
         locations: What its `loc(...)` stand for.
@@ -508,6 +504,7 @@ class MlirModule:
     """
 
     def __init__(self, text: str, source: str = "") -> None:
+        text = in_usual_notation(text, source)
         self.name = module_name(text)
         self.functions = {each.name: each for each in functions(text, source)}
         self.meshes = dict(_MESH.findall(text)) if "sdy.mesh" in text else {}
@@ -516,7 +513,6 @@ class MlirModule:
         self.plans: dict[str, tuple[str, str, str, str] | None] = {}
         self.known_regions: dict[str, str] = {}
         self.effectful: set[str] = set()
-        self.is_generic = '"builtin.module"(' in text
         self._header = _header(text)
         self._fingerprints: dict[str, str] = {}
         self._names: dict[str, str] = {}
@@ -552,8 +548,6 @@ class MlirModule:
         }
         if self.meshes:
             found["mesh"] = ", ".join(sorted(self.meshes.values()))
-        if self.is_generic:
-            found["notation"] = "generic"
         main = self._main()
         placed = {} if main is None else _result_shardings(main.results)
         if placed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import lazyrt
-from lazyrt.compat.unsupported_names import INTERNAL, refuse
+from lazyrt.compat.common import INTERNAL, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import lazyrt
+from lazyrt.compat.common import refuse
 from lazyrt.compat.torch_xla import compile  # noqa: A004 - the original's name
-from lazyrt.compat.unsupported_names import refuse
 
 __all__ = ["compile", "eager_mode", "eager_mode_context", "is_eager_mode"]
 

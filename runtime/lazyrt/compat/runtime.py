@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lazyrt.compat import xla_model as _xm
-from lazyrt.compat.unsupported_names import (
+from lazyrt.compat.common import (
     INTERNAL,
     ONE_DEVICE_SPMD,
     one_replica,

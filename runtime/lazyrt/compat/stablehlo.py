@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._pytree import tree_flatten
 
 import lazyrt
-from lazyrt.compat.unsupported_names import refuse
+from lazyrt.compat.common import refuse
 from lazyrt.control.loader import to_device
 from lazyrt.errors import UsageError
 from lazyrt.frontend.torch_compat import is_lazy

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lazyrt
-from lazyrt.compat import _XLAC, switches
+from lazyrt.compat import _XLAC, common
 from lazyrt.compat import xla_model as _xm
-from lazyrt.compat.blocks import Block
-from lazyrt.compat.unsupported_names import one_replica, only_one, refuse
+from lazyrt.compat.common import Block, one_replica, only_one, refuse
 from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
 from lazyrt.observe import events
@@ -36,7 +35,7 @@ __getattr__ = refuse("torch_xla", REFUSED)
 def device(index: int | None = None) -> torch.device:
     """Return the lazy device; `index` is None or 0."""
     only_one("device()", "index", index, allowed=0)
-    switches.take()
+    common.take_switches()
     return lazyrt.device()
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lazyrt
-from lazyrt.compat import switches
-from lazyrt.compat.unsupported_names import (
+from lazyrt.compat import common
+from lazyrt.compat.common import (
     INTERNAL,
     ONE_DEVICE,
     one_replica,
@@ -66,7 +66,7 @@ __getattr__ = refuse("torch_xla.core.xla_model", REFUSED)
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
     """Return the lazy device; `n` is None or 0."""
     only_one("xla_device()", "n", n, allowed=0)
-    switches.take()
+    common.take_switches()
     return lazyrt.device()
 
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from lazyrt.arguments import require_flag, seconds
 from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.frontend.copies import copied
 from lazyrt.frontend.provenance import user_site
+from lazyrt.frontend.reads import copied
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep
 from lazyrt.observe import events

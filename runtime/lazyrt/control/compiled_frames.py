@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from lazygraph.explain.record import GuardNote
+from lazygraph.explain.model import GuardNote
 from lazyrt.execution import cache_miss
 from lazyrt.frontend import provenance
 from lazyrt.frontend.callsite import value_of

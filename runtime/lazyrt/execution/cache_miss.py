@@ -33,7 +33,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazygraph.explain.record import GuardNote
+    from lazygraph.explain.model import GuardNote
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Value
 

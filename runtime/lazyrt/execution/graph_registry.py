@@ -26,8 +26,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lazygraph.explain.model import Explanation
-    from lazygraph.explain.record import GuardNote
+    from lazygraph.explain.model import Explanation, GuardNote
     from lazyrt.ir.fingerprint import Canonical
 
 

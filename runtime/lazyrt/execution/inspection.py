@@ -29,7 +29,7 @@ from lazyrt.execution import (
 )
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import Run, graph_registry
-from lazyrt.execution.io_aliasing import Holding, holdings
+from lazyrt.execution.input_provenance import Holding, holdings
 from lazyrt.execution.op_by_op import cone_of, read, run_cone
 from lazyrt.execution.peek import (
     compiled_ns,

@@ -20,7 +20,7 @@ _INSPECTORS = (
     "/IPython/core/completer.py", "/IPython/core/guarded_eval.py", "/jedi/",
     "/_pydevd_bundle/", "/pydevd_plugins/", "/ipykernel/debugger.py", "/spyder_kernels/",
     "/IPython/core/ultratb.py", "/stack_data/", "/variable_inspector", "/pandas/io/clipboard",
-    "/lazyviz/shell/failures.py",
+    "/lazyviz/shell/tracebacks.py",
 )  # fmt: skip
 _IPYTHON = "ipy"
 _TRACEBACK_FUNCTIONS = frozenset(

@@ -49,7 +49,7 @@ from lazyrt.ir.live import (
     unwind,
 )
 from lazyrt.ir.node import Op, Value, contiguous_strides
-from lazyrt.lowering import dynamic
+from lazyrt.lowering import indexing
 from lazyrt.observe import events
 
 Kernel = Callable[..., Any]
@@ -503,7 +503,7 @@ def fit(
         value = functional(operation(aten.expand.default), (value, shape))
     if value.strides != strides:
         wanted = strides if strides is not None else contiguous_strides(shape)
-        value = functional(operation(dynamic.restride), (value, wanted))
+        value = functional(operation(indexing.restride), (value, wanted))
     return value
 
 

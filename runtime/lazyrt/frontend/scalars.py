@@ -21,7 +21,7 @@ from lazyrt.frontend.torch_compat import aten
 from lazyrt.ir import varying
 from lazyrt.ir.live import float_leaf, int_leaf, pending
 from lazyrt.ir.node import Op, Value
-from lazyrt.lowering import dynamic
+from lazyrt.lowering import indexing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,7 +230,7 @@ def _slice(args: tuple[Any, ...]) -> Any:
     if part is None:
         return None
     first, size = part
-    return first, (dim, size), lambda at: (dynamic.slice_at, (value, dim, at, size))
+    return first, (dim, size), lambda at: (indexing.slice_at, (value, dim, at, size))
 
 
 def _select(args: tuple[Any, ...]) -> Any:
@@ -238,7 +238,7 @@ def _select(args: tuple[Any, ...]) -> Any:
     size = value.shape[dim]
     if not -size <= index < size:
         return None
-    return index % size, (dim, 1), lambda at: (dynamic.select_at, (value, dim, at))
+    return index % size, (dim, 1), lambda at: (indexing.select_at, (value, dim, at))
 
 
 def _slice_scatter(args: tuple[Any, ...]) -> Any:
@@ -250,7 +250,7 @@ def _slice_scatter(args: tuple[Any, ...]) -> Any:
     return (
         first,
         (dim, size),
-        lambda at: (dynamic.slice_scatter_at, (value, src, dim, at)),
+        lambda at: (indexing.slice_scatter_at, (value, src, dim, at)),
     )
 
 
@@ -260,7 +260,7 @@ def _select_scatter(args: tuple[Any, ...]) -> Any:
     return (
         at_index,
         (dim, 1),
-        lambda at: (dynamic.select_scatter_at, (value, src, dim, at)),
+        lambda at: (indexing.select_scatter_at, (value, src, dim, at)),
     )
 
 

@@ -33,7 +33,7 @@ from lazyrt.frontend.views import (
 )
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Value, contiguous_strides, strides_of
-from lazyrt.lowering import dynamic
+from lazyrt.lowering import indexing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def _zeros(
     value = functional(operation(aten.full.default), (tuple(size), fill, dtype))
     if strides is None:
         return value
-    return functional(operation(dynamic.restride), (value, tuple(strides)))
+    return functional(operation(indexing.restride), (value, tuple(strides)))
 
 
 def empty(

@@ -225,15 +225,10 @@ def log_sigmoid_backward(ctx: OpContext, grad: Array, x: Array, buffer: Array) -
     return grad * lax.logistic(-x)
 
 
-@lowers("aten.softshrink_backward.default")
-def softshrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
+@lowers("aten.softshrink_backward.default", "aten.hardshrink_backward.default")
+def shrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
     grad, x = ctx.cast(grad, x)
     return jnp.where((x >= -lambd) & (x <= lambd), zeros_like(grad), grad)
-
-
-@lowers("aten.hardshrink_backward.default")
-def hardshrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
-    return softshrink_backward(ctx, grad, x, lambd)
 
 
 # Softmax.

@@ -106,24 +106,14 @@ def hash_tensor(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
     return _finish(ctx, lax.reduce(words, zero, lax.bitwise_xor, axes(dim, x.ndim)))
 
 
-@lowers("aten.amax.default")
+@lowers("aten.amax.default", "aten.max.default")
 def amax(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
     return _finish(ctx, lax.reduce_max(x, axes(dim, x.ndim)))
 
 
-@lowers("aten.amin.default")
+@lowers("aten.amin.default", "aten.min.default")
 def amin(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
     return _finish(ctx, lax.reduce_min(x, axes(dim, x.ndim)))
-
-
-@lowers("aten.max.default")
-def max_all(ctx: OpContext, x: Array) -> Array:
-    return amax(ctx, x)
-
-
-@lowers("aten.min.default")
-def min_all(ctx: OpContext, x: Array) -> Array:
-    return amin(ctx, x)
 
 
 @lowers("aten.aminmax.default")

@@ -17,7 +17,7 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import dynamic, registry, rules  # noqa: F401 - registers them
+from lazyrt.lowering import indexing, registry, rules  # noqa: F401 - registers them
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.collectives import ranks_of
 from lazyrt.lowering.context import evaluate
@@ -62,7 +62,7 @@ class Spec:
         given: The rules from outside of this package that it is lowered by, and how often such a
             rule had come then; known once it was checked.
         general: The spec whose function computes it, given a `position` as one operand more;
-            None for an op with a function of its own. See `dynamic.by_position`.
+            None for an op with a function of its own. See `indexing.by_position`.
         position: That operand.
         ranks: The processes that compute it together; empty for an op of one process.
     """
@@ -93,7 +93,7 @@ class Spec:
         self.ranks = ranks_of((node,))
         self.general: Spec | None = None
         self.position = 0
-        found = None if registry.times_given(self.name) else dynamic.by_position(node)
+        found = None if registry.times_given(self.name) else indexing.by_position(node)
         if found is not None:
             self.general, self.position = spec_of(found[0]), found[1]
 

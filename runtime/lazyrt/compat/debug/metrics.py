@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import lazyrt
-from lazyrt.compat.unsupported_names import refuse
+from lazyrt.compat.common import refuse
 from lazyrt.observe.metrics import metrics as _metrics
 
 if TYPE_CHECKING:

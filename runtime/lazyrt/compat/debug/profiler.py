@@ -7,8 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import lazyrt
-from lazyrt.compat.blocks import Block
-from lazyrt.compat.unsupported_names import INTERNAL, NO_SERVER, refuse
+from lazyrt.compat.common import INTERNAL, NO_SERVER, Block, refuse
 
 if TYPE_CHECKING:
     import contextlib

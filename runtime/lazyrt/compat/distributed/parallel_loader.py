@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import lazyrt
-from lazyrt.compat.unsupported_names import INTERNAL, only_one, refuse
+from lazyrt.compat.common import INTERNAL, only_one, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.compat.unsupported_names import ONE_DEVICE, one_replica, only_one, refuse
+from lazyrt.compat.common import ONE_DEVICE, one_replica, only_one, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

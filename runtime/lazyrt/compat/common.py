@@ -1,17 +1,19 @@
-"""Names of torch_xla that have no equivalent, and why."""
+"""What the names of torch_xla share: refusals, environment variables, nested blocks."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
-from lazyrt.config import config
+from lazyrt.config import config, flag
 from lazyrt.errors import NoEquivalentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
+    from types import TracebackType
 
 ONE_DEVICE = (
     "torch_xla's names act on one replica in lazyrt. With one leave the call out; with several use "
@@ -109,3 +111,71 @@ def _several() -> str | None:
         if size > 1:
             return f"a process group of {size} in torch.distributed"
     return None
+
+
+# torch_xla's environment variables for execution modes.
+#
+# A script may set them itself before it asks for the device, so that is when they are read.
+
+SWITCHES = {
+    "XLA_USE_EAGER_DEBUG_MODE": "eager",
+    "XLA_GET_TENSORS_OPBYOP": "op_by_op_reads",
+    "XLA_SYNC_TENSORS_OPBYOP": "op_by_op_barriers",
+}
+_taken: dict[str, str] = {}
+
+
+def take_switches() -> None:
+    """Set the modes that variables ask for which are new since the last call.
+
+    Raises:
+        UsageError: A variable says neither yes nor no.
+    """
+    for variable, setting in SWITCHES.items():
+        text = os.environ.get(variable)
+        if text is None or _taken.get(variable) == text:
+            continue
+        value = flag(variable, default=False)
+        config.set(setting, value, origin=f"environment variable {variable}")
+        _taken[variable] = text
+
+
+# Objects that are entered again and again: by nested blocks, threads and coroutines at once.
+
+_open: ContextVar[tuple[contextlib.ExitStack, ...]] = ContextVar(
+    "lazyrt_compat_blocks", default=()
+)
+
+
+class Block:
+    """A context manager that leaves what the same thread or coroutine entered last."""
+
+    def __init__(self) -> None:
+        self._entered: list[contextlib.ExitStack] = []
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        """Enter what the block consists of."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._enter(stack)
+            entered = stack.pop_all()
+        self._entered.append(entered)
+        _open.set((*_open.get(), entered))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        mine = _open.get()
+        latest = next(
+            (each for each in reversed(self._entered) if each in mine),
+            self._entered[-1],
+        )
+        self._entered.remove(latest)
+        _open.set(tuple(each for each in mine if each is not latest))
+        latest.__exit__(kind, error, traceback)
