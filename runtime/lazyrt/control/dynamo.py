@@ -235,6 +235,7 @@ def _compile_graph(
 
 def _record(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return what calls a graph of ATen ops, and whose ops have the user's lines."""
+    _group_products(graph)
     _stack_numbers(graph)
     parts = _split(graph)
     if parts is not None and parts[0]:
@@ -478,6 +479,56 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _tensors(part)
+
+
+# -------------------------------------------------------------------- products in groups
+
+
+def _group_products(graph: torch.fx.GraphModule) -> None:
+    """Let the ops with which transformers stands in for torch's grouped product be that product.
+
+    It takes them in compiled code alone, for backends without the product of this dtype. They
+    read where the groups end, which runs a part of the step; the product does not.
+    """
+    nodes = graph.graph
+    found = [node for node in nodes.nodes if str(node.target) in _STAND_INS]
+    for node in found:
+        rows, weights, ends, *grads = node.args
+        whole = node.meta["val"]
+        with nodes.inserting_before(node):
+            if not grads:
+                made = _product(node, rows, weights, ends, whole)
+                node.replace_all_uses_with(made)
+                continue
+            turned = [
+                nodes.call_function(aten.transpose.int, (factor, -2, -1))
+                for factor in (weights, rows)
+            ]
+            for view, factor in zip(turned, (weights, rows), strict=True):
+                view.meta = {**node.meta, "val": factor.meta["val"].mT}  # type: ignore[union-attr]
+            parts = (
+                _product(node, grads[0], turned[0], ends, whole[0]),
+                _product(node, turned[1], grads[0], ends, whole[1]),
+            )
+        for part in list(node.users):  # operator.getitem
+            part.replace_all_uses_with(parts[part.args[1]])  # type: ignore[index]
+    if found:
+        nodes.eliminate_dead_code()
+        graph.recompile()
+
+
+_STAND_INS = frozenset(
+    f"transformers.grouped_mm_fallback{kind}.default" for kind in ("", "_backward")
+)
+
+
+def _product(
+    of: torch.fx.Node, a: Any, b: Any, ends: Any, value: torch.Tensor
+) -> torch.fx.Node:
+    """Add a grouped product before the op that it stands for, with its lines."""
+    made = of.graph.call_function(aten._grouped_mm.default, (a, b, ends))
+    made.meta = {**of.meta, "val": value}
+    return made
 
 
 # ------------------------------------------------------------------ numbers of the CPU
