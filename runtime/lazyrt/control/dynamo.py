@@ -505,13 +505,13 @@ def _group_products(graph: torch.fx.GraphModule) -> None:
                 for factor in (weights, rows)
             ]
             for view, factor in zip(turned, (weights, rows), strict=True):
-                view.meta = {**node.meta, "val": factor.meta["val"].mT}  # type: ignore[union-attr]
+                view.meta = {**node.meta, "val": factor.meta["val"].mT}
             parts = (
                 _product(node, grads[0], turned[0], ends, whole[0]),
                 _product(node, turned[1], grads[0], ends, whole[1]),
             )
         for part in list(node.users):  # operator.getitem
-            part.replace_all_uses_with(parts[part.args[1]])  # type: ignore[index]
+            part.replace_all_uses_with(parts[part.args[1]])
     if found:
         nodes.eliminate_dead_code()
         graph.recompile()
