@@ -1,80 +1,384 @@
-"""`python -m benchmarks dynamo`: the host's CPU time of a step, plain and compiled."""
+"""`python -m benchmarks dynamo`: compiled steps, by executions, parts and models.
+
+The tables of torch_xla's thread on TorchDynamo, measured anew: phases on the device, lazy against
+compiled, what an execution costs, speed-ups over models. Beside them the host's CPU time of a step,
+torch eager, TorchInductor, `jax.jit`, and what was recorded of torch_xla.
+"""
 
 from __future__ import annotations
 
 import gc
+import shutil
+import statistics
+import sys
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bert, machine
-from benchmarks.report import Cell, Report, Sample, Table, ratio, ratio_goal
+from benchmarks import bert, machine, recorded
+from benchmarks.pool import BenchmarkError
+from benchmarks.report import Cell, Goal, Report, Sample, Table, ratio, ratio_goal
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-SUMMARY = "torch.compile: the host's CPU time of a step"
+    from benchmarks.dynamo_run import Parts
+
+SUMMARY = "torch.compile: executions, their cost, and speed-ups over models"
 
 LAYERS = 4
 _PLAIN, _MODEL, _WHOLE, _EAGER = "plain", "model compiled", "step compiled", "CPU eager"
 _GOALS = {_MODEL: 0.6, _WHOLE: 0.3}
 _WARM_UP = 5
+_STAGES = ("five", "three", "one")
+_DEPTHS = (1, 2, 4, 8)
+_SIZES = (64, 128, 192, 256, 384)
+_PHASED = "BERT_pytorch"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument(
-        "--rounds", type=int, default=30, help="turns of each way (default 30)"
+        "--rounds", type=int, default=10, help="turns of each way (default 10)"
     )
     parser.add_argument(
-        "--steps", type=int, default=4, help="steps in a turn (default 4)"
+        "--steps", type=int, default=20, help="steps of each measurement (default 20)"
+    )
+    parser.add_argument(
+        "--only", help="only the speed-ups of these models, comma-separated, or all"
+    )
+    parser.add_argument(
+        "--training", action="store_true", help="only training, no inference"
+    )
+    parser.add_argument(
+        "--backend",
+        default="lazyrt",
+        help="what compiles the models; others than lazyrt run on the CPU (default lazyrt)",
     )
 
 
 def run(options: Namespace) -> Report:
-    """Measure all ways in one process, in turn, and return the report."""
+    """Measure all ways in one process, and return the report."""
     import lazyrt
 
+    models = _chosen_models(options.only)
+    _check_backend(options.backend)
     lazyrt.config.cache_dir = None
-    lazyrt.config.compile_tier = "fast"  # what the device executes is not measured
+    lazyrt.config.compile_tier = "fast"  # compiles in a quarter of the time
     facts = machine.facts()
+    tables: list[Table] = []
+    goals: list[Goal] = []
+    if not options.only:
+        host, goals = _host_time(options.rounds)
+        tables = [host, *_phases(options.steps), *_overheads(options.steps)]
+    for training in (True,) if options.training else (False, True):
+        tables.append(_speed_ups(models, options, training=training))
+    if not options.only:
+        tables.append(_peers(options.steps))
+    return Report(
+        name=f"dynamo: {SUMMARY}",
+        facts={**facts, "xla": "fast tier, nothing cached on disk"},
+        tables=tables,
+        goals=goals,
+        notes=(
+            "figures are minima, of loops means; ratios over 1 mean that the compiled way is faster",
+            f"{recorded.THREAD}: other models' sizes, another device; compare ratios",
+        ),
+    )
+
+
+def _chosen_models(only: str | None) -> Sequence[str]:
+    from benchmarks.dynamo_models import DEFAULT, MODELS
+
+    if only is None:
+        return DEFAULT
+    names = list(MODELS) if only == "all" else only.split(",")
+    for name in names:
+        if name not in MODELS:
+            raise BenchmarkError(
+                f"no model {name!r}. The models are {', '.join(MODELS)}, or all"
+            )
+    return names
+
+
+def _check_backend(name: str) -> None:
+    import torch
+
+    known = torch.compiler.list_backends(exclude_tags=())
+    if name not in known:
+        raise BenchmarkError(
+            f"no backend {name!r}. TorchDynamo's backends are {', '.join(known)}"
+        )
+    if name == "inductor" and shutil.which("g++") is None:
+        raise BenchmarkError(
+            "the backend inductor needs g++ for its code, and there is none. Install it, or "
+            "choose --backend lazyrt"
+        )
+
+
+# ------------------------------------------------------------------ host time of a step
+
+
+def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
+    """Return the host's CPU time of a step, plain and compiled, and its goals."""
+    import lazyrt
+
     with lazyrt.config.scoped(barrier_after_optimizer=False):
         ways = {way: _step(way) for way in (_PLAIN, _MODEL, _WHOLE, _EAGER)}
         for step in ways.values():
             _turn(step, _WARM_UP)
         gc.collect()
         samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for way, step in ways.items():
-                samples[way] += _turn(step, options.steps)
-    recorded = {way: Sample.of([r for r, _ in found]) for way, found in samples.items()}
+                samples[way] += _turn(step, 4)
+    traced = {way: Sample.of([r for r, _ in found]) for way, found in samples.items()}
     ended = {way: Sample.of([b for _, b in found]) for way, found in samples.items()}
     rows: list[list[Cell]] = [
         [
             way,
-            recorded[way].minimum,
-            recorded[way].median,
+            traced[way].minimum,
+            traced[way].median,
             None if way == _EAGER else ended[way].minimum,
-            f"{ratio(recorded[way], recorded[_PLAIN]):.2f}",
+            f"{ratio(traced[way], traced[_PLAIN]):.2f}",
         ]
         for way in ways
     ]
+    shape = bert.SHAPE_TEXT.replace(f"{bert.LAYERS} layers", f"{LAYERS} layers")
+    title = f"ms of CPU time on the calling thread, {shape} AdamW"
     columns = ("", "minimum", "median", "barrier minimum", "of plain")
-    return Report(
-        name=f"dynamo: {SUMMARY}",
-        facts=facts,
-        tables=[Table("ms of CPU time on the calling thread", columns, rows)],
-        goals=[
-            ratio_goal(f"{way} of plain", ratio(recorded[way], recorded[_PLAIN]), goal)
-            for way, goal in _GOALS.items()
-        ],
-        notes=(
-            f"{bert.SHAPE_TEXT.replace(f'{bert.LAYERS} layers', f'{LAYERS} layers')} AdamW",
-            "each step waits for the one before; TorchDynamo's guards are in, XLA's launch is not",
-            "CPU eager computes on this thread and on others",
+    return Table(title, columns, rows), [
+        ratio_goal(f"{way} of plain", ratio(traced[way], traced[_PLAIN]), goal)
+        for way, goal in _GOALS.items()
+    ]
+
+
+# ------------------------------------------------------------- executions and their cost
+
+
+def _ways(name: str, *, training: bool) -> dict[str, Any]:
+    """Return a model's step, recorded op by op and compiled."""
+    import torch
+
+    from benchmarks.dynamo_models import MODELS, batch_of
+    from benchmarks.dynamo_run import make_step
+
+    torch.compiler.reset()  # it compiles one function at most eight times
+    batch = batch_of(name).to("lazyrt")
+    return {
+        backend or "lazy": make_step(MODELS[name](), batch, backend, training=training)
+        for backend in (None, "lazyrt")
+    }
+
+
+def _phases(steps: int) -> list[Table]:
+    """Return the device's time by phase, and the parts of a step by way."""
+    import lazyrt
+    from benchmarks.dynamo_run import take_apart
+
+    found: dict[str, Parts] = {}
+    ways = _ways(_PHASED, training=True)
+    found["lazy"] = take_apart(ways["lazy"], steps)
+    for stage in _STAGES:
+        with lazyrt.dynamo.bridge(stage):  # type: ignore[arg-type]
+            found[stage] = take_apart(ways["lazyrt"], steps)
+    phases: list[list[Cell]] = [
+        ["lazy", found["lazy"].on_device, recorded.THREAD_LAZY_MS]
+    ]
+    for stage in _STAGES:
+        for cause, ms in found[stage].device.items():
+            theirs = recorded.THREAD_PHASES_MS.get(cause) if stage == "five" else None
+            phases.append([f"{stage}: {cause}", ms, theirs])
+        theirs = recorded.THREAD_DYNAMO_MS if stage == "five" else None
+        phases.append([f"{stage}: combined", found[stage].on_device, theirs])
+    lazy = found["lazy"]
+    parts: list[list[Cell]] = [
+        [
+            way,
+            len(each.device),
+            each.tracing,
+            each.barriers,
+            _against(each.on_device, lazy.on_device),
+            _against(each.wall, lazy.wall),
+            _against(each.loop, lazy.loop),
+            f"{each.overlap:.0f} %",
+        ]
+        for way, each in found.items()
+    ]
+    parts += [
+        [f"lazy, {recorded.THREAD}", 1, recorded.THREAD_LAZY_TRACING_MS, None,
+         f"{recorded.THREAD_LAZY_MS:.2f}", f"{recorded.THREAD_LAZY_WALL_MS:.2f}", None, None],
+        [f"five, {recorded.THREAD}", 5, None, None,
+         _against(recorded.THREAD_DYNAMO_MS, recorded.THREAD_LAZY_MS),
+         _against(recorded.THREAD_DYNAMO_WALL_MS, recorded.THREAD_LAZY_WALL_MS), None, None],
+    ]  # fmt: skip
+    columns = (
+        "", "executions", "tracing", "barriers", "device", "wall", "in a loop", "overlap",
+    )  # fmt: skip
+    return [
+        Table(
+            f"ms on the device by phase, training {_PHASED}",
+            ("", "here", recorded.THREAD),
+            phases,
         ),
+        Table(
+            "ms of a step and its parts; overlap is the share of the shorter of host and device "
+            "that a loop hides",
+            columns,
+            parts,
+        ),
+    ]
+
+
+def _against(ms: float, lazy: float) -> str:
+    return f"{ms:.2f} ({lazy / ms:.2f}x)"
+
+
+def _overheads(steps: int) -> list[Table]:
+    """Return what an execution costs besides the device's time, over sizes and over depths."""
+    import torch
+
+    import lazyrt
+    from benchmarks.dynamo_models import ROWS, WIDTH, deep
+    from benchmarks.dynamo_run import Fit, make_step, take_apart
+
+    rows: list[list[Cell]] = []
+    walls, devices = [], []
+    for size in _SIZES:
+        x = torch.ones(size, size).to("lazyrt")
+        parts = take_apart(lambda x=x: x @ x @ x, steps)  # type: ignore[misc]
+        wall = parts.wall - parts.tracing
+        walls.append(wall)
+        devices.append(parts.on_device)
+        rows.append([f"{size} x {size}", wall, parts.on_device, wall - parts.on_device])
+    fit = Fit.through(devices, walls)
+    rows.append([_line(fit, "device"), None, None, None])
+    theirs = statistics.fmean(recorded.THREAD_OVERHEAD_MS)
+    rows.append([f"mean of six, {recorded.THREAD}", None, None, theirs])
+    by_size = Table(
+        "one execution: ms from its barrier to its end",
+        ("", "call to end", "device", "overhead"),
+        rows,
     )
+    depths: list[list[Cell]] = []
+    each = []
+    for depth in _DEPTHS:
+        torch.compiler.reset()
+        batch = torch.ones(ROWS, WIDTH).to("lazyrt")
+        step = make_step(deep(depth), batch, "lazyrt", training=True)
+        found = {}
+        for stage in ("five", "one"):
+            with lazyrt.dynamo.bridge(stage):
+                found[stage] = take_apart(step, steps)
+        more = len(found["five"].device) - len(found["one"].device)
+        each.append((found["five"].wall - found["one"].wall) / more)
+        depths.append([f"{depth} layers", found["five"].wall, found["one"].wall, each[-1]])  # fmt: skip
+    depths.append([_line(Fit.through(_DEPTHS, each), "layers"), None, None, None])
+    columns = ("", "five executions", "one", "each further one")
+    return [by_size, Table("ms of a training step by depth", columns, depths)]
+
+
+def _line(fit: Any, of: str) -> str:
+    """Return a fit as text, each figure with twice its standard error."""
+    return (
+        f"{fit.intercept:.3f} ± {2 * fit.intercept_error:.3f} ms "
+        f"+ ({fit.slope:.3f} ± {2 * fit.slope_error:.3f}) x {of}"
+    )
+
+
+# ---------------------------------------------------------------------- models and peers
+
+
+def _speed_ups(models: Sequence[str], options: Namespace, *, training: bool) -> Table:
+    """Return how many times faster compiled steps of models are."""
+    kind = "training" if training else "inference"
+    found: dict[str, dict[str, float]] = {}
+    for name in models:
+        measure = _lazy_speed_ups if options.backend == "lazyrt" else _cpu_speed_ups
+        found[name] = measure(name, options, training)
+        sys.stderr.write(f"{kind} {name}\n")
+    columns = list(next(iter(found.values())))
+    rows: list[list[Cell]] = []
+    for name, row in found.items():
+        theirs = recorded.THREAD_SPEED_UPS[name] if training else ()
+        rows.append([name, *row.values(), " / ".join(map(str, theirs)) or None])
+    for title, mean in (
+        ("mean", statistics.fmean),
+        ("geometric mean", statistics.geometric_mean),
+    ):
+        means = [mean([row[each] for row in found.values()]) for each in columns]
+        rows.append([title, *means, None])
+    baseline = "lazy" if options.backend == "lazyrt" else "torch eager"
+    return Table(
+        f"{kind} with {options.backend}: times as fast as {baseline}, each step waiting",
+        ("", *columns, recorded.THREAD),
+        rows,
+    )
+
+
+def _lazy_speed_ups(name: str, options: Namespace, training: bool) -> dict[str, float]:  # noqa: FBT001 - one of two kinds
+    import lazyrt
+    from benchmarks.dynamo_run import waiting_ms
+
+    ways = _ways(name, training=training)
+    lazy = waiting_ms(ways["lazy"], options.steps)
+    found = {}
+    for stage in _STAGES:
+        with lazyrt.dynamo.bridge(stage):  # type: ignore[arg-type]
+            found[stage] = lazy / waiting_ms(ways["lazyrt"], options.steps)
+    return found
+
+
+def _cpu_speed_ups(name: str, options: Namespace, training: bool) -> dict[str, float]:  # noqa: FBT001 - one of two kinds
+    import torch
+
+    from benchmarks.dynamo_models import MODELS, batch_of
+    from benchmarks.dynamo_run import make_step, waiting_ms
+
+    torch.compiler.reset()
+    plain, compiled = (
+        make_step(MODELS[name](), batch_of(name), backend, training=training)
+        for backend in (None, options.backend)
+    )
+    eager = waiting_ms(plain, options.steps)
+    return {options.backend: eager / waiting_ms(compiled, options.steps)}
+
+
+def _peers(steps: int) -> Table:
+    """Return a waiting step of one model on lazyrt, torch's own ways, jax, and torch_xla."""
+    import lazyrt
+    from benchmarks import devices, jax_steps
+    from benchmarks.dynamo_models import MODELS, batch_of
+    from benchmarks.dynamo_run import make_step, waiting_ms
+
+    ways = {
+        f"lazyrt, {name}": step for name, step in _ways(_PHASED, training=True).items()
+    }
+    backends = [None, "inductor"] if shutil.which("g++") else [None]
+    for backend in backends:
+        model, batch = MODELS[_PHASED](), batch_of(_PHASED)
+        ways[backend or "torch eager"] = make_step(model, batch, backend, training=True)
+    rows: list[list[Cell]] = [
+        [way, waiting_ms(step, steps)] for way, step in ways.items()
+    ]
+    told = "BERT with 2 layers"
+    with lazyrt.config.scoped(barrier_after_optimizer=False):
+        training = bert.Training(devices.open_device("lazyrt"), "adamw")
+        training.run(_WARM_UP)
+        jitted = jax_steps.same_graph(training)
+        lazy = bert.time_waiting(training, steps)["step"]
+    jax_steps.time_waiting(jitted, _WARM_UP)
+    rows += [
+        [f"{told}: lazyrt, lazy", min(lazy)],
+        [f"{told}: jax.jit of its graph", min(jax_steps.time_waiting(jitted, steps)["step"])],
+        [f"{told}: torch_xla lazy, {recorded.ORIGIN}", recorded.TORCH_XLA_ADAMW.step_ms],
+        [f"{told}: torch_xla compiled, 4 executions", recorded.TORCH_XLA_COMPILED.step_ms],
+    ]  # fmt: skip
+    return Table(f"ms of a training step that waits, {_PHASED}", ("", "step"), rows)
+
+
+# ----------------------------------------------------------------- steps of the host's table
 
 
 def _step(way: str) -> Callable[[], Any]:

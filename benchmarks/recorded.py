@@ -31,7 +31,34 @@ class Prints:
 
 
 TORCH_XLA_ADAMW = Steps(25.6, 34.2, 39.3)
+TORCH_XLA_COMPILED = Steps(22.1, 24.8, 28.3)
 TORCH_XLA_PRINTS = {
     "t": Prints(20, 20, 52.4, 0.48),
     "t[0, 0, :4]": Prints(10, 20, 5.64, None),
+}
+
+# torch_xla's thread on TorchDynamo (2023, one TPU v4): milliseconds on the device, then speed-ups
+# over lazy tensors before the bridge took three executions, after, and some weeks later.
+THREAD = "its thread (2023, TPU v4)"
+THREAD_LAZY_MS, THREAD_LAZY_TRACING_MS, THREAD_LAZY_WALL_MS = 17.85, 13.67, 39.0
+THREAD_PHASES_MS = {
+    "dynamo input sync": 0.083,
+    "dynamo forward": 9.6,
+    "dynamo cleanup 1": 0.6,
+    "dynamo backward": 13.1,
+    "dynamo cleanup 2": 0.289,
+}
+THREAD_DYNAMO_MS, THREAD_DYNAMO_WALL_MS = 23.672, 52.6
+THREAD_OVERHEAD_MS = (3.999, 1.809, 4.275, 2.311, 3.616, 3.218)
+THREAD_SPEED_UPS = {
+    "resnet50": (0.758, 0.937, 1.344),
+    "resnet18": (0.66, 1.003, 1.322),
+    "BERT_pytorch": (1.441, 1.869, 3.356),
+    "resnext50_32x4d": (0.87, 1.139, 1.417),
+    "alexnet": (0.632, 0.802, 1.264),
+    "mobilenet_v2": (0.549, 0.672, 1.408),
+    "mnasnet1_0": (0.698, 0.967, 1.232),
+    "vgg16": (0.712, 0.742, 0.821),
+    "timm_vision_transformer": (1.275, 1.69, 1.740),
+    "squeezenet1_1": (0.72, 0.958, 1.563),
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from benchmarks import report
 from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.dynamo_run import Fit, Parts
 from benchmarks.pool import XLA_PYTHON
 
 
@@ -39,6 +41,11 @@ def test_without_arguments_the_benchmarks_are_listed(capsys):
         (
             ["coverage", "--samples", "0"],
             "--samples is 0; it takes a whole number from 1 up",
+        ),
+        (["dynamo", "--only", "lenet"], "no model 'lenet'. The models are resnet50,"),
+        (
+            ["dynamo", "--backend", "tensorrt9"],
+            "no backend 'tensorrt9'. TorchDynamo's backends are ",
         ),
         (["prints", "--peers", "torch-xla"], f"name its python in {XLA_PYTHON}"),
     ],
@@ -104,3 +111,44 @@ def test_a_report_says_which_goals_are_met():
         "met           fast: 0.50x (goal <= 1x)\n"
         "MISSED        faster: 2.00x (goal <= 1x)\n"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # TorchDynamo hides its own, unless they are errors
+@pytest.mark.parametrize("backend", ["lazyrt", "aot_eager"])
+def test_speed_ups_of_one_model_stand_beside_those_of_torch_xlas_thread(
+    backend, capsys
+):
+    torch.compiler.reset()
+
+    status = main(
+        [
+            *("dynamo", "--only", "alexnet", "--training", "--steps", "2"),
+            *("--backend", backend),
+        ]
+    )
+
+    torch.compiler.reset()
+    text = capsys.readouterr().out
+    assert status == 0
+    assert f"training with {backend}: times as fast as " in text
+    assert "0.632 / 0.802 / 1.264" in text
+    assert "inference" not in text
+
+
+def test_a_fit_finds_the_line_and_how_sure_it_is():
+    exact = Fit.through([1, 2, 4], [3.5, 4.0, 5.0])
+    rough = Fit.through([1, 2, 4], [3.6, 3.9, 5.0])
+
+    assert (exact.intercept, exact.slope) == pytest.approx((3.0, 0.5))
+    assert exact.slope_error == pytest.approx(0.0, abs=1e-6)
+    assert rough.slope_error > 0.01
+
+
+def test_the_overlap_of_a_loop_is_a_share_of_the_shorter_work():
+    hidden = Parts(4.0, 1.0, {"forward": 1.0, "backward": 1.0}, 7.0, 7.0, 6.0)
+
+    assert hidden.on_device == 2.0
+    assert hidden.overlap == 50.0

@@ -67,6 +67,7 @@ from lazyrt.api import (
     wait,
 )
 from lazyrt.config import config
+from lazyrt.control import dynamo
 from lazyrt.control.automatic import optimizer_step
 from lazyrt.control.closures import add_step_closure, wait_for_closures
 from lazyrt.control.dynamo import dynamo_backend
@@ -88,7 +89,7 @@ from lazyrt.observe.metrics import watch_executions
 __all__ = [
     "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
-    "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo_backend", "eager_mode", "eager_module",
+    "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
     "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "live_tensors_report", "look", "lowers",
     "mark_step",

@@ -30,6 +30,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "read_policy": ("barrier", "peek"),
     "compile_tier": ("optimised", "fast"),
     "scope_policy": ("error", "split"),
+    "dynamo_bridge": ("one", "three", "five"),
 }
 
 
@@ -157,6 +158,9 @@ class Config(Readable):
         scope_policy: What `mark_step()` does inside an open `scope()`: `error` raises, as the
             original does; `split` ends the scope before the barrier and goes on with it after.
             Environment: LAZYRT_SCOPE_POLICY.
+        dynamo_bridge: How many executions a compiled training step takes: `one`, or `three` or `five`
+            as with torch_xla's bridge to TorchDynamo; see `lazyrt.dynamo.bridge`.
+            Environment: LAZYRT_DYNAMO_BRIDGE.
         max_async_closures: How many asynchronous step closures may wait; the next one waits
             for room. Environment: LAZYRT_MAX_ASYNC_CLOSURES.
         progress_after_s: A wait longer than this many seconds shows progress.
@@ -225,6 +229,9 @@ class Config(Readable):
     )
     scope_policy: Literal["error", "split"] = field(
         default_factory=lambda: os.environ.get("LAZYRT_SCOPE_POLICY", "error")  # type: ignore[arg-type,return-value]
+    )
+    dynamo_bridge: Literal["one", "three", "five"] = field(
+        default_factory=lambda: os.environ.get("LAZYRT_DYNAMO_BRIDGE", "one")  # type: ignore[arg-type,return-value]
     )
     max_async_closures: int = field(
         default_factory=lambda: _number("LAZYRT_MAX_ASYNC_CLOSURES", 100)
@@ -394,6 +401,7 @@ _VARIABLES = {
     "replica_guard": ("LAZYRT_REPLICA_GUARD",),
     "replica_timeout_s": ("LAZYRT_REPLICA_TIMEOUT_S",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),
+    "dynamo_bridge": ("LAZYRT_DYNAMO_BRIDGE",),
     "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
     "eager": ("LAZYVIZ_EAGER",),
     "op_by_op_reads": ("LAZYVIZ_OPBYOP_READS", "LAZYVIZ_OPBYOP"),

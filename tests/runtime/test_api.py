@@ -37,6 +37,7 @@ NAMES = [
     "discarded_graph",
     "drop_executables",
     "dump_graphs",
+    "dynamo",
     "dynamo_backend",
     "eager_mode",
     "eager_module",

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import linecache
 import sys
 import tomllib
 from typing import Any
@@ -13,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lazyrt
+from lazyrt.errors import UsageError
 from lazyrt.frontend import provenance, record
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.observe import events
@@ -434,3 +436,125 @@ def test_a_call_that_reads_is_run_again():
             assert_same(compiled(x.to(DEVICE)), x[x > 1] * 2)
     finally:
         torch._dynamo.config.capture_dynamic_output_shape_ops = False
+
+
+# ------------------------------------------------------------------------ torch_xla's bridge
+
+FIVE = [
+    "dynamo input sync", "dynamo forward", "dynamo cleanup 1", "dynamo backward",
+    "dynamo cleanup 2",
+]  # fmt: skip
+STAGES = {
+    "five": FIVE,
+    "three": ["dynamo forward", "dynamo backward", "dynamo copy-back"],
+    "one": ["end of step"],
+}
+
+
+def bridged_step(device, *, whole):
+    """Return a training step that is compiled on the lazy device, and its model."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Tanh()).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    is_compiled = device == DEVICE
+    called = (
+        torch.compile(model, backend="lazyrt") if is_compiled and not whole else model
+    )
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = called(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return torch.compile(step, backend="lazyrt") if is_compiled and whole else step, model  # fmt: skip
+
+
+def bridged_losses(step, device, stage):
+    """Return the losses of three steps, and the barriers that ran something in the last."""
+    losses = []
+    for k in range(3):
+        x = torch.arange(6.0).view(2, 3).mul(k + 1).to(device)
+        with (
+            recorded(events.BarrierFinished) as found,
+            lazyrt.dynamo.bridge(stage),
+            lazyrt.step(),
+        ):
+            loss = step(x)
+        losses.append(loss.item())
+    return losses, [barrier.cause for barrier in found if barrier.executed]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
+@pytest.mark.lazy_only("is about what is recorded")
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_bridge_runs_a_step_in_its_phases_and_trains_as_on_the_cpu(stage, whole):
+    plain, cpu = bridged_step("cpu", whole=whole)
+    expected, _ = bridged_losses(plain, "cpu", "one")
+    compiled, model = bridged_step(DEVICE, whole=whole)
+
+    found, phases = bridged_losses(compiled, DEVICE, stage)
+
+    assert phases == STAGES[stage]
+    assert found == pytest.approx(expected, rel=1e-4)
+    for ours, theirs in zip(
+        (*model.parameters(), *model.buffers()),
+        (*cpu.parameters(), *cpu.buffers()),
+        strict=True,
+    ):
+        assert_same(ours.detach(), theirs.detach(), 1e-3)
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_bridge_takes_up_what_was_compiled_before_it_and_lets_it_go():
+    compiled, _ = bridged_step(DEVICE, whole=False)
+    x = torch.ones(2, 3).to(DEVICE)
+
+    def executions():
+        before = lazyrt.counters()["executions"]
+        compiled(x)
+        return lazyrt.counters()["executions"] - before
+
+    found = [executions()]
+    with lazyrt.dynamo.bridge("five"):
+        found.append(executions())
+        with lazyrt.dynamo.bridge("three"):
+            found.append(executions())
+        found.append(lazyrt.dynamo.bridge("one")(executions)())
+        found.append(executions())
+    found.append(executions())
+
+    assert found == [1, 5, 3, 1, 5, 1]
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+@pytest.mark.parametrize("stage", ["five", "three"])
+def test_a_call_without_gradients_has_no_backward_and_no_end(stage):
+    compiled, x = torch.compile(nn.Tanh(), backend="lazyrt"), torch.ones(2).to(DEVICE)
+
+    with recorded(events.BarrierFinished) as found, lazyrt.dynamo.bridge(stage):
+        y = compiled(x)
+        assert not lazyrt.is_pending(y)
+        lazyrt.mark_step()
+
+    ran = [barrier.cause for barrier in found if barrier.executed]
+    assert ran == FIVE[1 - (stage == "five") : 2]
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_phase_of_a_bridge_is_told_with_the_line_that_called_the_graph():
+    compiled, x = torch.compile(nn.Tanh(), backend="lazyrt"), torch.ones(2).to(DEVICE)
+
+    with recorded(events.BarrierFinished) as found, lazyrt.dynamo.bridge("three"):
+        compiled(x)
+
+    site = found[0].site
+    assert linecache.getline(site.file, site.line).strip() == "compiled(x)"
+
+
+def test_a_stage_that_torch_xlas_bridge_never_had_is_refused():
+    with pytest.raises(UsageError, match=r"'four'.*one of 'one', 'three', 'five'"):
+        lazyrt.dynamo.bridge("four")  # type: ignore[arg-type]
+    assert lazyrt.config.dynamo_bridge == "one"

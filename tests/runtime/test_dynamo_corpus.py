@@ -1,11 +1,14 @@
 """Compiled programs of many kinds, each called three times: the values of the CPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import lazyrt
+from benchmarks.family_table import FAMILIES
 from tests.harness import DEVICE, assert_same
 
 F = nn.functional
@@ -197,7 +200,47 @@ class Doubled(torch.autograd.Function):
         return grad * 2 + 0 * x
 
 
+class Clipped(torch.autograd.Function):
+    """Has an output that is not differentiated, and a setting that is no tensor."""
+
+    @staticmethod
+    def forward(ctx, x, limit):
+        ctx.limit = limit
+        y = x.clamp(max=limit)
+        ctx.mark_non_differentiable(count := (x > limit).sum())
+        ctx.save_for_backward(x)
+        return y, count
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        (x,) = ctx.saved_tensors
+        return grad * (x <= ctx.limit), None
+
+
+def clipped(x, y):
+    clamped, count = Clipped.apply(x * y, 2.0)
+    return clamped + count
+
+
+def tensor_hook(x, y):
+    z = x * y
+    z.register_hook(lambda grad: grad * 3)
+    return z.sin()
+
+
+@torch.compiler.nested_compile_region
+def region(x, y):
+    return (x * y).tanh()
+
+
+def nested_region(x, y):
+    return region(x, y) + region(y, x)
+
+
 DIFFERENTIATED = {
+    "custom with two outputs": clipped,
+    "tensor hook": tensor_hook,
+    "nested region": nested_region,
     "matmul": lambda x, y: (x @ y.t()).tanh(),
     "views": lambda x, y: x.t().reshape(-1) * y.view(-1),
     "custom": lambda x, y: Doubled.apply(x) * y,
@@ -300,6 +343,165 @@ def test_an_exception_of_a_compiled_function_reaches_its_caller():
     with pytest.raises(ValueError, match="asked for"):
         compiled(x, fail=True)
     assert compiled(x, fail=False).tolist() == [2.0, 2.0]
+
+
+def with_module_hooks():
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    model[0].register_forward_pre_hook(lambda _module, args: (args[0] + 1,))
+    model[0].register_forward_hook(lambda _module, _args, result: result * 2)
+    model[1].register_full_backward_hook(
+        lambda _module, grads, _outs: (grads[0] * 0.5,)
+    )
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_hooks_of_modules_act_in_a_compiled_model_as_on_the_cpu():
+    cpu, model = with_module_hooks(), with_module_hooks()
+    model.load_state_dict(cpu.state_dict())
+    model = model.to(DEVICE)
+    compiled = torch.compile(model, backend="lazyrt")
+    x = torch.linspace(-1, 2, 6).view(2, 3)
+    for _ in range(2):
+        ours, theirs = compiled(x.to(DEVICE)), cpu(x)
+        assert_same(ours, theirs, 1e-5)
+        ours.sum().backward()
+        theirs.sum().backward()
+    for one, other in zip(model.parameters(), cpu.parameters(), strict=True):
+        assert_same(one.grad, other.grad, 1e-4)
+
+
+def test_several_threads_call_one_compiled_function():
+    compiled = torch.compile(lambda x: (x * 2).sin().sum(0), backend="lazyrt")
+    inputs = [torch.linspace(0, k + 1, 6).view(2, 3) for k in range(4)]
+    compiled(inputs[0].to(DEVICE))
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda x: compiled(x.to(DEVICE)), inputs * 2))
+    for one, x in zip(found, inputs * 2, strict=True):
+        assert_same(one, (x * 2).sin().sum(0), 1e-5)
+
+
+def test_an_exported_module_runs_and_compiles():
+    model = nn.Sequential(nn.Linear(3, 2), nn.GELU())
+    x = torch.linspace(-1, 2, 6).view(2, 3)
+    ours = nn.Sequential(nn.Linear(3, 2), nn.GELU())
+    ours.load_state_dict(model.state_dict())
+    exported: Any = torch.export.export(ours.to(DEVICE), (x.to(DEVICE),)).module()
+
+    assert_same(exported(x.to(DEVICE)), model(x), 1e-5)
+    compiled = torch.compile(exported, backend="lazyrt")
+    for _ in range(2):
+        assert_same(compiled(x.to(DEVICE)), model(x), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked]
+)
+def test_a_size_that_is_marked_is_captured_once(mark):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return lazyrt.dynamo_backend(graph, inputs)
+
+    compiled = torch.compile(lambda x: x * 2 + x.sum(1, keepdim=True), backend=backend)
+    for rows in (2, 3, 5):
+        x = torch.arange(rows * 2.0).view(rows, 2)
+        ours = x.to(DEVICE)
+        mark(ours, 0)
+        assert_same(compiled(ours), x * 2 + x.sum(1, keepdim=True))
+    assert len(graphs) == 1
+
+
+class Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError("no gradient")
+
+
+def wrong_shapes(x):
+    return (x @ x).sum()
+
+
+def missing_attribute(x):
+    return x.no_such_method()
+
+
+def wrong_index(x):
+    return x[:, 7].sum()
+
+
+@pytest.mark.parametrize("program", [wrong_shapes, missing_attribute, wrong_index])
+def test_a_program_that_fails_fails_as_when_compiled_for_the_cpu(program):
+    kinds = []
+    for device, backend in (("cpu", "aot_eager"), (DEVICE, "lazyrt")):
+        x = torch.ones(2, 3).to(device)
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - compared below
+            torch.compile(program, backend=backend)(x)
+        kinds.append(raised.type)
+    assert kinds[0] is kinds[1]
+
+
+def test_an_exception_in_backward_comes_as_when_compiled_for_the_cpu():
+    kinds = []
+    for device, backend in (("cpu", "aot_eager"), (DEVICE, "lazyrt")):
+        x = torch.ones(2, 3).to(device).requires_grad_()
+        compiled = torch.compile(lambda x: Refused.apply(x).sum(), backend=backend)
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - compared below
+            compiled(x).backward()
+        kinds.append(raised.type)
+    assert kinds[0] is kinds[1]
+
+
+def test_a_batch_norm_without_a_gradient_of_its_input_is_compiled():
+    cpu, ours = nn.BatchNorm1d(3), nn.BatchNorm1d(3).to(DEVICE)
+    x = torch.linspace(-1, 2, 6).view(2, 3)
+    cpu(x).square().sum().backward()
+    torch.compile(ours, backend="lazyrt")(x.to(DEVICE)).square().sum().backward()
+    assert_same(ours.weight.grad, cpu.weight.grad, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # TorchDynamo hides its own, unless they are errors
+@pytest.mark.lazy_only("counts executions of steps")
+@pytest.mark.parametrize("name", ["wav2vec2", "mixtral"])
+def test_a_compiled_model_of_transformers_runs_each_step_in_one_execution(name):
+    (family,) = [family for family in FAMILIES if family.name == name]
+    lazyrt.config.compile_tier = "fast"
+
+    def train(device):
+        torch.manual_seed(0)
+        model = family.build().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        called = torch.compile(model, backend="lazyrt") if device == DEVICE else model
+        losses, executions = [], []
+        for _ in range(2):
+            before = lazyrt.counters()["executions"]
+            optimizer.zero_grad()
+            batch = {
+                key: value.to(device) if isinstance(value, torch.Tensor) else value
+                for key, value in family.batch(0).items()
+            }
+            loss = family.loss(called, batch)  # type: ignore[arg-type]
+            loss.backward()
+            optimizer.step()
+            executions.append(lazyrt.counters()["executions"] - before)
+            losses.append(loss.item())
+        return losses, executions
+
+    expected, _ = train("cpu")
+    found, executions = train(DEVICE)
+
+    assert executions == [1, 1]
+    if name == "mixtral":  # the groups' ends are data of the step
+        assert lazyrt.counters()["peek_executions"] == 0
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"]  # fmt: skip

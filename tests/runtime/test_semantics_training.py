@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
 
 import lazyrt
 from lazyrt.observe import events
-from tests.harness import DEVICE, lazy, recorded
+from tests.harness import DEVICE, assert_same, lazy, recorded
 from tests.runtime.semantics import grid, on_both, slow_but
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -659,3 +659,14 @@ def test_weighted_smoothed_labels_take_no_mask():
         return chosen, plane
 
     on_both(program, X.clone().requires_grad_())
+
+
+@pytest.mark.lazy_only("is about what runs on the CPU")
+def test_a_batch_norm_whose_input_needs_no_gradient_stays_on_the_device():
+    model = nn.BatchNorm1d(3)
+    model(torch.arange(6.0).view(2, 3)).square().sum().backward()
+    ours = nn.BatchNorm1d(3).to(DEVICE)
+    ours(torch.arange(6.0).view(2, 3).to(DEVICE)).square().sum().backward()
+
+    assert_same(ours.weight.grad, model.weight.grad, 1e-4)
+    assert lazyrt.counters()["cpu_fallbacks"] == 0

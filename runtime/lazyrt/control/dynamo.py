@@ -11,17 +11,24 @@ forward and backward.
 
 A graph may compute on the CPU, too: that of an optimizer counts its steps there. Those ops run at
 each call, and the numbers that the device reads of them are inputs of the step.
+
+`bridge()` runs a compiled step in as many executions as torch_xla's bridge once took.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from lazyrt.config import config, follow
 from lazyrt.control import compiled_frames
-from lazyrt.frontend import provenance
+from lazyrt.control.modes import Scoped
+from lazyrt.errors import UsageError
+from lazyrt.execution.executor import barrier, on_barrier
+from lazyrt.frontend import provenance, scalars
+from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.recorded_calls import RecordedCall, picker
 from lazyrt.frontend.torch_compat import (
     OperatorBase,
@@ -40,7 +47,11 @@ from lazyrt.frontend.torch_compat import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from lazyrt.observe.events import BarrierStarted
+
 NAMES = ("lazyrt", "lazyviz")
+STAGES = ("one", "three", "five")
+_PHASES = {"forward": "forward", "inference": "forward", "backward": "backward"}
 
 # After a graph break TorchDynamo goes on with every function that is called. Ours and jax's
 # are no part of the program: tracing and rewriting them breaks them.
@@ -65,7 +76,7 @@ def dynamo_backend(
     """
     global _compile
     if _compile is None:
-        _compile = aot_backend(_record)
+        _compile = aot_backend(_compile_graph)
     return compiled_frames.telling_breaks(graph, _compile(graph, example_inputs))
 
 
@@ -75,6 +86,8 @@ def install() -> None:
     Functions of ours are left out of what it traces, whatever its backend.
     Elsewhere TorchDynamo finds the names as entry points, when it is loaded.
     """
+    follow("dynamo_bridge", _follow)
+    _follow(config.dynamo_bridge)
     skip_packages_in_dynamo(NOT_TRACED)
     compiled_frames.install()
     patch_default_compiler(dynamo_backend)
@@ -84,13 +97,145 @@ def install() -> None:
             name_backend(name, dynamo_backend)
 
 
+# --------------------------------------------------- executions as with torch_xla's bridge
+
+
+def bridge(stage: Literal["one", "three", "five"]) -> Any:
+    """Run compiled training steps in as many executions as torch_xla's bridge took once.
+
+    Each execution ends in a barrier, which events and strips name as here:
+
+    | stage | executions of a step |
+    |---|---|
+    | `five` | dynamo input sync, dynamo forward, dynamo cleanup 1, dynamo backward, dynamo cleanup 2 |
+    | `three` | dynamo forward, dynamo backward, dynamo copy-back |
+    | `one` | the step's own: lazyrt's way, with no bridge |
+
+    The input sync runs what is pending and a copy of the forward's inputs, parameters left out:
+    that bridge ran a program which returned them as they were. Cleanup 1 runs what was recorded
+    between forward and backward, such as the loss; cleanup 2 and copy-back what follows backward,
+    such as the update. A phase in which nothing is pending runs nothing. Each graph of a program
+    with graph breaks has a forward and a backward of its own. Results are those of one execution.
+
+    Args:
+        stage: The number of executions. `lazyrt.config.dynamo_bridge` sets it from a line on.
+
+    Returns:
+        A context manager and decorator.
+
+    Raises:
+        UsageError: There is no such stage.
+
+    Example:
+        >>> import lazyrt
+        >>> with lazyrt.dynamo.bridge("five"):
+        ...     lazyrt.config.dynamo_bridge
+        'five'
+        >>> lazyrt.config.dynamo_bridge
+        'one'
+    """
+    if stage not in STAGES:
+        raise UsageError(
+            f"bridge({stage!r:.60}) names no stage of torch_xla's bridge, so the number of "
+            f"executions stays {config.dynamo_bridge!r}. Pass one of "
+            f"{', '.join(map(repr, STAGES))}."
+        )
+    return Scoped(f"bridge({stage!r})", {"dynamo_bridge": stage}, now=False)
+
+
+class _Bridge:
+    """Ends each phase of a compiled step in a barrier.
+
+    Args:
+        syncs: Whether what the inputs of a graph need runs before it, by itself.
+    """
+
+    def __init__(self, *, syncs: bool) -> None:
+        self._syncs = syncs
+        self._follows_backward = False
+        self._hook = on_barrier(self._end_step)
+
+    def close(self) -> None:
+        """Run no more barriers."""
+        self._hook.close()
+
+    def run(self, role: str, call: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+        """Call a graph, and run what it recorded.
+
+        Args:
+            role: `forward`, `backward` or `inference`.
+            call: Records the graph.
+            args: Its arguments.
+        """
+        is_update = role == "inference" and self._follows_backward
+        if is_update or scalars.rehearses():
+            return call(args)
+        if self._syncs:
+            self._sync(role, args)
+        results = call(args)
+        self._follows_backward = False
+        barrier(f"dynamo {_PHASES[role]}", user_site())
+        self._follows_backward = role == "backward"
+        return results
+
+    def _sync(self, role: str, args: list[Any]) -> None:
+        """Run what is pending: what the inputs need, and what the program did meanwhile."""
+        self._follows_backward = False
+        if role == "backward":
+            barrier("dynamo cleanup 1", user_site())
+            return
+        copies = [arg.clone() for arg in args if _is_plain_input(arg)]
+        barrier("dynamo input sync", user_site())
+        copies.clear()
+
+    def _end_step(self, started: BarrierStarted) -> None:
+        """Before a barrier of the program's own: run what follows backward."""
+        if self._follows_backward:
+            self._follows_backward = False
+            name = "dynamo cleanup 2" if self._syncs else "dynamo copy-back"
+            barrier(name, started.site)
+
+
+def _is_plain_input(arg: object) -> bool:
+    """Return whether an argument is a tensor of the device and no parameter."""
+    return (
+        isinstance(arg, torch.Tensor)
+        and not isinstance(arg, torch.nn.Parameter)
+        and is_lazy(arg)
+    )
+
+
+def _follow(stage: str) -> None:
+    """Bring the bridge up to date with its setting."""
+    global _bridge
+    if _bridge is not None:
+        _bridge.close()
+    _bridge = None if stage == "one" else _Bridge(syncs=stage == "five")
+
+
+_bridge: _Bridge | None = None
+
+
 # -------------------------------------------------------------------- graphs that record
 
 
-def _record(
-    graph: torch.fx.GraphModule, _inputs: Sequence[Any]
+def _compile_graph(
+    role: str, graph: torch.fx.GraphModule
 ) -> Callable[[list[Any]], Any]:
+    """Return what calls a graph: one that AOTAutograd made of a function, for its role."""
+    recorded = _record(graph)
+
+    def call(args: list[Any]) -> Any:
+        if _bridge is None:
+            return recorded(args)
+        return _bridge.run(role, recorded, args)
+
+    return call
+
+
+def _record(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return what calls a graph of ATen ops, and whose ops have the user's lines."""
+    _group_products(graph)
     _stack_numbers(graph)
     parts = _split(graph)
     if parts is not None and parts[0]:
@@ -334,6 +479,56 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _tensors(part)
+
+
+# -------------------------------------------------------------------- products in groups
+
+
+def _group_products(graph: torch.fx.GraphModule) -> None:
+    """Let the ops with which transformers stands in for torch's grouped product be that product.
+
+    It takes them in compiled code alone, for backends without the product of this dtype. They
+    read where the groups end, which runs a part of the step; the product does not.
+    """
+    nodes = graph.graph
+    found = [node for node in nodes.nodes if str(node.target) in _STAND_INS]
+    for node in found:
+        rows, weights, ends, *grads = node.args
+        whole = node.meta["val"]
+        with nodes.inserting_before(node):
+            if not grads:
+                made = _product(node, rows, weights, ends, whole)
+                node.replace_all_uses_with(made)
+                continue
+            turned = [
+                nodes.call_function(aten.transpose.int, (factor, -2, -1))
+                for factor in (weights, rows)
+            ]
+            for view, factor in zip(turned, (weights, rows), strict=True):
+                view.meta = {**node.meta, "val": factor.meta["val"].mT}
+            parts = (
+                _product(node, grads[0], turned[0], ends, whole[0]),
+                _product(node, turned[1], grads[0], ends, whole[1]),
+            )
+        for part in list(node.users):  # operator.getitem
+            part.replace_all_uses_with(parts[part.args[1]])
+    if found:
+        nodes.eliminate_dead_code()
+        graph.recompile()
+
+
+_STAND_INS = frozenset(
+    f"transformers.grouped_mm_fallback{kind}.default" for kind in ("", "_backward")
+)
+
+
+def _product(
+    of: torch.fx.Node, a: Any, b: Any, ends: Any, value: torch.Tensor
+) -> torch.fx.Node:
+    """Add a grouped product before the op that it stands for, with its lines."""
+    made = of.graph.call_function(aten._grouped_mm.default, (a, b, ends))
+    made.meta = {**of.meta, "val": value}
+    return made
 
 
 # ------------------------------------------------------------------ numbers of the CPU

@@ -71,7 +71,7 @@ _IN_PIECES = (
 )  # fmt: skip
 
 
-class _Scoped:
+class Scoped:
     """Settings that hold from a call on, for a block, or for each call of a function."""
 
     def __init__(self, label: str, settings: dict[str, Any], *, now: bool) -> None:
@@ -116,7 +116,7 @@ class _Scoped:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with _Scoped(label, settings, now=False):
+            with Scoped(label, settings, now=False):
                 return function(*args, **kwargs)
 
         return run
@@ -160,11 +160,11 @@ def eager_mode(on: Any = None) -> Any:
     if isinstance(on, torch.nn.Module):
         return eager_module(on)
     if on is None:
-        return _Scoped("eager_mode()", {"eager": True}, now=False)
+        return Scoped("eager_mode()", {"eager": True}, now=False)
     if isinstance(on, bool):
-        return _Scoped(f"eager_mode({on})", {"eager": on}, now=True)
+        return Scoped(f"eager_mode({on})", {"eager": on}, now=True)
     if callable(on):
-        return _Scoped("eager_mode", {"eager": True}, now=False)(on)
+        return Scoped("eager_mode", {"eager": True}, now=False)(on)
     raise UsageError(
         f"eager_mode({on!r:.60}) got {type(on).__name__}, which is neither True, False, a module "
         "nor a function, so the mode stays. Write `eager_mode(True)`, or `with eager_mode():`."
@@ -193,7 +193,7 @@ def op_by_op_mode(*, reads: bool = True, barriers: bool = True) -> Any:
     """
     label = f"op_by_op_mode(reads={reads}, barriers={barriers})"
     settings = {"op_by_op_reads": reads, "op_by_op_barriers": barriers}
-    return _Scoped(label, settings, now=False)
+    return Scoped(label, settings, now=False)
 
 
 _SETTINGS: dict[Name, dict[str, bool]] = {
@@ -212,7 +212,7 @@ def in_mode(name: Name) -> Any:
             f"in_mode({name!r}): there is no such execution mode, so it stays {mode()}. "
             f"The modes are {', '.join(MODES)}."
         )
-    return _Scoped(f"in_mode({name!r})", dict(_SETTINGS[name]), now=False)
+    return Scoped(f"in_mode({name!r})", dict(_SETTINGS[name]), now=False)
 
 
 class EagerModule(Closing):
@@ -220,14 +220,14 @@ class EagerModule(Closing):
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._label = f"eager_module({type(module).__name__})"
-        self._entered: list[_Scoped] = []
+        self._entered: list[Scoped] = []
         self._hooks = (
             module.register_forward_pre_hook(self._before, prepend=True),
             module.register_forward_hook(self._after, always_call=True),
         )
 
     def _before(self, _module: torch.nn.Module, _args: Any) -> None:
-        scope = _Scoped(self._label, {"eager": True}, now=False)
+        scope = Scoped(self._label, {"eager": True}, now=False)
         scope.__enter__()
         self._entered.append(scope)
 

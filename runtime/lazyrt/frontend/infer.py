@@ -173,6 +173,15 @@ def _without_statistics(
     return types
 
 
+def _batch_norm_backward(*args: Any) -> Types:
+    """The gradients that are asked for; torch's own gives that of the input in any case."""
+    results = _aten.native_batch_norm_backward.default(*args)
+    asked = args[-1]
+    return tuple(
+        r if wanted else None for r, wanted in zip(results, asked, strict=True)
+    )
+
+
 def _of_another_device(func: torch._ops.OpOverload) -> Callable[..., Types]:
     """Return the types that a meta kernel gives which takes each device for CUDA.
 
@@ -214,6 +223,7 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
             _aten.histc.default,
         )
     },
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
     "aten._fused_adam.default": _first(5),

@@ -68,12 +68,14 @@ def autograd_node() -> tuple[str, int] | None:
     return None if node is None else (node.name(), node._sequence_nr())
 
 
-def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
+def aot_backend(
+    compiler: Callable[[str, torch.fx.GraphModule], Callable[[list[Any]], Any]],
+) -> Callable[..., Any]:
     """Return a backend of TorchDynamo that hands forward and backward graphs to `compiler`.
 
     Args:
-        compiler: Takes a graph module of ATen ops and example inputs, returns a callable that
-            takes the list of arguments.
+        compiler: Takes `forward`, `backward` or `inference`, and a graph of ATen ops; returns a
+            function of the list of arguments.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
@@ -82,19 +84,19 @@ def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
         _view_anew(joint.graph)
         return default_partition(joint, *args, **options)
 
-    def boxed(graph: Any, inputs: Any) -> Any:
-        compiled = compiler(graph, inputs)
+    def boxed(role: str) -> Callable[..., Any]:
+        def compile_graph(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+            call: Any = compiler(role, graph)
+            call._boxed_call = True
+            return call
 
-        def call(args: list[Any]) -> Any:
-            return compiled(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return compile_graph
 
     # Writes to arguments are ops of the graph, not of what calls it.
     backend: Callable[..., Any] = aot_autograd(
-        fw_compiler=boxed,
-        bw_compiler=boxed,
+        fw_compiler=boxed("forward"),
+        bw_compiler=boxed("backward"),
+        inference_compiler=boxed("inference"),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
