@@ -17,6 +17,7 @@ from lazyrt.lowering.emit import (
     result_types,
 )
 from lazyrt.lowering.hlo_places import compiled_text, with_all_places
+from lazyrt.lowering.partitioning import mesh_of, placements_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,13 +147,17 @@ class Computation:
 
     @cached_property
     def _stablehlo(self) -> str:
-        return emit_text(self._graph.canonical)
+        graph = self._graph.canonical
+        return emit_text(graph, partitioned=mesh_of(graph) is not None)
 
     @cached_property
     def _executable(self) -> Any:
         graph = self._graph.canonical
         return compiler.compile_uncounted(
-            self._stablehlo, argument_types(graph), result_types(graph)
+            self._stablehlo,
+            argument_types(graph),
+            result_types(graph),
+            placements=placements_of(graph),
         )
 
     def __repr__(self) -> str:

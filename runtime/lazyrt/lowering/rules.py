@@ -19,6 +19,7 @@ from lazyrt.lowering import (
     losses,
     normalisation,
     optimizers,
+    partitioning,
     pooling,
     quantisation,
     random,
