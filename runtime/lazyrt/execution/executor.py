@@ -732,7 +732,7 @@ def _commit(
         if value.node is not None:
             slot = wanted[value]
             data = results[slot]
-            if buffer.meta is None or sharding.in_use:
+            if buffer.meta is None:
                 buffer.store(data, _type(buffer, value))
             else:  # what `store` does, for the parameters and states of every step
                 buffer.version += 1
@@ -747,6 +747,10 @@ def _commit(
                 continue
             buffer.store(inputs[value.position], _type(buffer, value))
             buffer.run, buffer.slot = pending.sources[value.position]
+    if sharding.in_use:  # what a step has overwritten keeps its sharding
+        for buffer in live:
+            kept = sharding.sharding_of(buffer.meta)
+            buffer.data = sharding.arranged(buffer.data, kept)
     drop_stand_ins(
         "only a traceback held this tensor when its step was executed, so its value was not "
         "computed. Read it before the next barrier, or keep it in a variable."
