@@ -301,7 +301,7 @@ def compile_function(
         )
         lowered = jitted.lower(*ins)
         _name_arguments(lowered, names)
-        _pair(lowered, donated)
+        _pair(lowered, donated, placements)
         if ranks:
             return _compile_replicated(lowered, options, ranks)
         return lowered.compile(compiler_options=options)
@@ -402,7 +402,7 @@ def _name_arguments(lowered: Any, names: Mapping[int, str] | None) -> None:
             function.arguments[number].set_location(ir.Location.name(name))
 
 
-def _pair(lowered: Any, donated: Donated) -> None:
+def _pair(lowered: Any, donated: Donated, placements: Placements | None = None) -> None:
     """Let each result take the memory of the argument that it overwrites.
 
     jax hands memory on to the first result of equal type. A parameter's memory then goes to some
@@ -425,6 +425,8 @@ def _pair(lowered: Any, donated: Donated) -> None:
             fits = (
                 result is not None and kinds.inputs[argument] == kinds.results[result]
             )
+            if result is not None and placements is not None:
+                fits &= placements[0][argument] == placements[1][result]
             if result is None or result in taken or not fits:
                 own["jax.buffer_donor"] = ir.BoolAttr.get(True)
                 continue

@@ -122,7 +122,8 @@ def _split(spec: Any) -> list[tuple[str, ...]]:
     """Return a specification with a tuple of names for each dimension."""
     found: list[tuple[str, ...]] = []
     for entry in (spec,) if isinstance(spec, str) else spec:
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        is_several = isinstance(entry, (tuple, list)) or entry is None
+        names = tuple(entry or ()) if is_several else (entry,)
         if not all(isinstance(name, str) for name in names):
             raise UsageError(
                 f"shard() got the entry {entry!r} in {spec!r}, which names no axis. Give an axis's "
