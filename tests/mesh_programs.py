@@ -293,6 +293,17 @@ def reasons() -> None:
     tell("compiles again", (lazyrt.counters() - before)["compiles"])
 
 
+def exchanges() -> None:
+    """What the devices exchange has its line."""
+    w, v = _split(None, "model"), _split("model")
+    product = w @ v
+    before = lazyrt.counters()
+    pending = lazyrt.pending_graph(product).lower()
+    found = [[c.kind, c.nbytes, c.devices, c.line] for c in pending.collectives()]
+    tell("collectives", found)
+    tell("compiles for them", (lazyrt.counters() - before)["compiles"])
+
+
 def disk() -> None:
     """An executable for a mesh comes from disk, too."""
     w = _split()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -50,7 +51,7 @@ def run(*names):
 def small():
     """What the small programs tell, which share a process."""
     return run(
-        "reads", "looks", "writes", "constraints", "reasons", "disk", "refused", "names_of_torch_xla",
+        "reads", "looks", "writes", "constraints", "reasons", "exchanges", "disk", "refused", "names_of_torch_xla",
     )  # fmt: skip
 
 
@@ -103,6 +104,14 @@ def test_another_sharding_is_the_reason_of_a_compile(small):
     assert kind == "sharding"
     assert "('model', None) over data = 4, model = 2, was ('data', 'model')" in text
     assert small["compiles again"] == 0
+
+
+def test_collectives_have_size_and_line(small):
+    ((kind, nbytes, devices, line),) = small["collectives"]
+
+    assert (kind, nbytes, devices) == ("all-reduce", 256, 2)
+    assert re.fullmatch(r".*mesh_programs\.py:\d+", line)
+    assert small["compiles for them"] == 0
 
 
 def test_an_executable_for_a_mesh_comes_from_disk(small):
@@ -262,3 +271,14 @@ def test_a_program_without_a_mesh_asks_for_no_sharding(monkeypatch):
     lazyrt.mark_step()
 
     assert x.tolist() == [2.0] * 3
+
+
+def test_groups_of_devices_are_counted_in_each_notation():
+    from lazyrt.execution.graph import _group_size
+
+    assert _group_size("channel_id=1, replica_groups={{0,2,4,6},{1,3,5,7}}") == 4
+    assert _group_size("replica_groups=[4,2]<=[8], dimensions={0}") == 2
+    axes = "replica_groups=mesh['a'=1,'b'=2,'c'=4]"
+    assert _group_size(f"device_ids=([4,2]T(1,0)){{'b'}}, {axes}") == 2
+    assert _group_size(f"{axes} {{'b','c'}}") == 8
+    assert _group_size("source_target_pairs={{0,1}}") == 0
