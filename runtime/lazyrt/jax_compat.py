@@ -605,7 +605,7 @@ def give(array: np.ndarray[Any, Any]) -> Array:
 
 def whole(array: Array) -> Array:
     """Return an array on the first device alone, as programs of one device read it."""
-    if isinstance(array.sharding, NamedSharding):
+    if isinstance(getattr(array, "sharding", None), NamedSharding):
         if array.is_fully_replicated:
             return array.addressable_data(0)
         array = jax.device_put(array, device())

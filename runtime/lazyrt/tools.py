@@ -13,7 +13,6 @@ from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
-from lazyrt.execution.graph import Collective
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
 from lazyrt.execution.io_aliasing import Holding
@@ -26,7 +25,7 @@ from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
-    "LIVE_COLUMNS", "Collective", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
+    "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
     "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
     "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
