@@ -115,6 +115,30 @@ def status(runtime: ModuleType | None, session: Session) -> Doc:
     return Doc([about, Facts(("what", "state"), rows)])
 
 
+def collectives(found: Sequence[Any], name: str) -> Doc:
+    """Return the collectives of a program, the largest first, with their sum."""
+    if not found:
+        return Doc(
+            [Line(f"{name}: no collectives. Nothing is exchanged between devices.")]
+        )
+    rows = [
+        [
+            each.kind,
+            each.type,
+            text.size(each.nbytes),
+            str(each.devices or ""),
+            each.line,
+            each.scope,
+        ]
+        for each in sorted(found, key=lambda each: -each.nbytes)
+    ]
+    total = text.size(sum(each.nbytes for each in found))
+    return Doc([
+        Line(f"{name}: {text.plural(len(found), 'collective')}, {total} on each device"),
+        Table(["kind", "type", "size", "devices", "at", "scope"], rows),
+    ])  # fmt: skip
+
+
 def kept_text(kept: Any, config: Any) -> str:
     """Return which finished steps can be computed again, and what of the budget that takes."""
     return (

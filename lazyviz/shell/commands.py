@@ -458,6 +458,23 @@ def _hlo(asked: Command) -> Doc:
     return _listed(listing, call, target)
 
 
+@view(
+    "collectives",
+    magic="[EXPR]",
+    help="what the devices of a mesh, or the ranks, exchange: kind, size and line of each collective",
+    topic=RESOURCES,
+    offers=lambda at: (LAST, *at.tensors),
+)
+def _collectives(asked: Command) -> Doc:
+    target = asked.target(asked.rest)
+    if target.graph is None:
+        raise UsageError(
+            f"%lazy collectives {asked.rest}: the ops of {target.name} are forgotten, to bound "
+            "memory. Name a later step; %lazy step lists them."
+        )
+    return tables.collectives(target.graph.lower().collectives(), target.name)
+
+
 def _call(target: Target) -> str:
     """Return the expression that gives a target's graph."""
     if target.step is None:

@@ -74,6 +74,7 @@ from lazyrt.control.dynamo import dynamo_backend
 from lazyrt.control.live_tensors import LiveReport, LiveTensor
 from lazyrt.control.loader import DeviceLoader
 from lazyrt.control.marks import scope
+from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of
 from lazyrt.control.rollback import discard_pending, discarded_graph
 from lazyrt.control.status import status
 from lazyrt.control.step import step
@@ -87,15 +88,15 @@ from lazyrt.observe.events import subscribe
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
+    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
     "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "live_tensors_report", "look", "lowers",
     "mark_step",
-    "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
+    "materialise", "mesh", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
     "optimizer_step", "origin", "pending_graph", "plan", "record_steps", "reset_counters", "reuse_choice", "scope",
-    "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
+    "shard", "sharding_of", "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
     "testing",
     "times_run", "wait", "wait_for_closures", "watch_executions", "watch_tracing",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from lazyrt.control import (
     process_group,
 )
 from lazyrt.control import live_tensors as live
+from lazyrt.control import mesh as _mesh
 from lazyrt.control.closures import waiting_arguments
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from lazyrt.observe.report import Report
 
 events.subscribe(metrics, exact=False)
+_mesh.use_device_count()
 _device.register()
 automatic.install()
 modes.install()

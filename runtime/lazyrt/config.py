@@ -95,6 +95,12 @@ def record_folder() -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+def device_count() -> int | None:
+    """Return the number of CPU devices that LAZYRT_NUM_DEVICES asks for; None for one."""
+    text = os.environ.get("LAZYRT_NUM_DEVICES", "").strip()
+    return _number("LAZYRT_NUM_DEVICES", 1, least=1) if text else None
+
+
 def _default_cache_dir() -> Path | None:
     text = os.environ.get("LAZYRT_CACHE_DIR")
     if text is not None:

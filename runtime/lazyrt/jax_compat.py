@@ -25,6 +25,7 @@ from jax._src import distributed, xla_bridge
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 
@@ -48,6 +49,9 @@ _NOWHERE = re.compile(r' loc\("-":\d+:\d+\)')
 
 Array = jax.Array
 
+Placements = tuple[Sequence[Any], Sequence[Any]]
+"""Shardings of the arguments and results of a program on several devices; None: XLA chooses."""
+
 Donated = Mapping[int, int | None]
 """Arguments that give up their memory, and for each the result that takes it, where one does."""
 
@@ -61,6 +65,19 @@ def scope() -> contextlib.AbstractContextManager[None]:
 def device() -> Any:
     """Return the jax device that lazyrt runs on: the first of this process."""
     return jax.local_devices()[0]
+
+
+def set_device_count(count: int) -> bool:
+    """Let jax's CPU have several devices; return False where it has other ones already."""
+    if is_initialised():
+        return len(jax.local_devices()) == count
+    jax.config.update("jax_num_cpu_devices", count)
+    return True
+
+
+def device_count() -> int:
+    """Return how many devices this process has."""
+    return len(jax.local_devices())
 
 
 def device_name() -> str:
@@ -144,6 +161,7 @@ def compile_text(
     fast: bool,
     names: Mapping[int, str] | None = None,
     ranks: Sequence[int] = (),
+    placements: Placements | None = None,
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
@@ -158,6 +176,7 @@ def compile_text(
         fast: Whether to use the fast tier.
         names: What the user calls arguments, by position; they end up in the HLO's metadata.
         ranks: Processes that run it together, if it has collectives.
+        placements: Where its arguments and results are, if it runs on several devices.
     """
     module = _Module(text, outs)
 
@@ -165,7 +184,13 @@ def compile_text(
         return _splice.bind(*args, module=module)
 
     return compile_function(
-        with_ready_scalar(main), ins, donated, fast=fast, names=names, ranks=ranks
+        with_ready_scalar(main),
+        ins,
+        donated,
+        fast=fast,
+        names=names,
+        ranks=ranks,
+        placements=placements,
     )
 
 
@@ -257,6 +282,7 @@ def compile_function(
     fast: bool,
     names: Mapping[int, str] | None = None,
     ranks: Sequence[int] = (),
+    placements: Placements | None = None,
 ) -> Any:
     """Compile a traceable function of flat arguments; see `compile_text`."""
     options = dict(_OPTIONS)
@@ -266,10 +292,16 @@ def compile_function(
         warnings.filterwarnings(
             "ignore", message="Some donated buffers were not usable"
         )
-        jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
+        split: dict[str, Any] = {}
+        if placements is not None:
+            given, made = placements
+            split = {"in_shardings": tuple(given), "out_shardings": [*made]}
+        jitted = jax.jit(
+            function, donate_argnums=tuple(donated), keep_unused=True, **split
+        )
         lowered = jitted.lower(*ins)
         _name_arguments(lowered, names)
-        _pair(lowered, donated)
+        _pair(lowered, donated, placements)
         if ranks:
             return _compile_replicated(lowered, options, ranks)
         return lowered.compile(compiler_options=options)
@@ -370,7 +402,7 @@ def _name_arguments(lowered: Any, names: Mapping[int, str] | None) -> None:
             function.arguments[number].set_location(ir.Location.name(name))
 
 
-def _pair(lowered: Any, donated: Donated) -> None:
+def _pair(lowered: Any, donated: Donated, placements: Placements | None = None) -> None:
     """Let each result take the memory of the argument that it overwrites.
 
     jax hands memory on to the first result of equal type. A parameter's memory then goes to some
@@ -393,6 +425,8 @@ def _pair(lowered: Any, donated: Donated) -> None:
             fits = (
                 result is not None and kinds.inputs[argument] == kinds.results[result]
             )
+            if result is not None and placements is not None:
+                fits &= placements[0][argument] == placements[1][result]
             if result is None or result in taken or not fits:
                 own["jax.buffer_donor"] = ir.BoolAttr.get(True)
                 continue
@@ -489,16 +523,19 @@ def giver(*shape: int, dtype: Any) -> Giver:
 
 def serialise(executable: Any) -> bytes:
     """Return an executable as bytes for `deserialise` in a process of equal versions."""
-    return pickle.dumps(serialize_executable.serialize(executable))
+    parts = serialize_executable.serialize(executable)
+    count = len(executable.runtime_executable().local_devices())
+    return pickle.dumps(parts if count == 1 else (*parts, count))
 
 
 def deserialise(data: bytes) -> Any:
     """Load what `serialise` gave; only ever feed it files that this user's lazyrt wrote."""
     if b"lapack_" in data:
         _initialise_lapack()
-    payload, in_tree, out_tree = pickle.loads(data)  # noqa: S301
+    payload, in_tree, out_tree, *count = pickle.loads(data)  # noqa: S301
+    devices = jax.local_devices()[: count[0]] if count else [device()]
     return serialize_executable.deserialize_and_load(
-        payload, in_tree, out_tree, execution_devices=[device()]
+        payload, in_tree, out_tree, execution_devices=devices
     )
 
 
@@ -566,10 +603,19 @@ def give(array: np.ndarray[Any, Any]) -> Array:
     return data
 
 
+def whole(array: Array) -> Array:
+    """Return an array on the first device alone, as programs of one device read it."""
+    if isinstance(getattr(array, "sharding", None), NamedSharding):
+        if array.is_fully_replicated:
+            return array.addressable_data(0)
+        array = jax.device_put(array, device())
+    return array
+
+
 def copy(array: Array) -> Array:
     """Return a copy of a device array, made by the device; nothing waits for it."""
     with scope():
-        data: Array = jax.device_put(array, device(), may_alias=False)
+        data: Array = jax.device_put(array, array.sharding, may_alias=False)
     return data
 
 
@@ -593,4 +639,4 @@ def block(array: Array) -> None:
 def on_host(array: Array) -> np.ndarray[Any, Any]:
     """Wait for an array and return it for reading; on the CPU it is the array's own memory."""
     block(array)
-    return np.asarray(array)
+    return np.asarray(whole(array))

@@ -8,8 +8,10 @@ from IPython.core.error import UsageError
 
 import lazyrt
 import lazyviz
+from lazyrt.execution.graph import Collective
 from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.observe import events
+from lazyviz.inspection import tables
 from lazyviz.shell import commands, magics
 from lazyviz.views import VIEWS
 from tests.conftest import displayed
@@ -116,7 +118,8 @@ def test_a_module_stands_for_its_parameters(lab):
 
 
 @pytest.mark.parametrize(
-    "command", ["explore", "graph", "ir", "hlo", "nan", "compile", "why"]
+    "command",
+    ["explore", "graph", "ir", "hlo", "nan", "compile", "why", "collectives"],
 )
 def test_with_nothing_pending_the_last_step_is_shown_however_it_is_named(lab, command):
     run(lab, "y = x + 1\nz = y * 2\nlazyrt.mark_step()")
@@ -130,6 +133,19 @@ def test_with_nothing_pending_the_last_step_is_shown_however_it_is_named(lab, co
         assert f"step {record.last_step}" in printed(lab, f"%lazy {command} {name}")
     after = lazyrt.counters()["compiles"], lazyrt.counters()["executions"]
     assert after == before
+
+
+def test_collectives_are_listed_with_the_largest_first():
+    found = [
+        Collective(kind="all-reduce", type="f32[2]", nbytes=8, devices=4, line="a.py:1", scope="m"),
+        Collective(kind="all-gather", type="f32[8]", nbytes=32, devices=2, line="a.py:2", scope=""),
+    ]  # fmt: skip
+
+    lines = tables.collectives(found, "step 3").to_text().splitlines()
+
+    assert lines[0] == "step 3: 2 collectives, 40 bytes on each device"
+    assert lines[-2].split()[:2] == ["all-gather", "f32[8]"]
+    assert "a.py:1" in lines[-1]
 
 
 def test_a_tensor_shows_what_its_step_ran_for_it(lab):
@@ -152,7 +168,9 @@ def test_what_no_step_computed_leads_to_what_there_is(lab):
     assert "y is pending" in printed(lab, "%lazy why y")
 
 
-@pytest.mark.parametrize("command", ["explore", "graph", "ir", "hlo", "nan", "compile"])
+@pytest.mark.parametrize(
+    "command", ["explore", "graph", "ir", "hlo", "nan", "compile", "collectives"]
+)
 def test_before_any_step_each_look_says_what_to_record(lab, command):
     graph_registry.clear()
 

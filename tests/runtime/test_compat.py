@@ -24,10 +24,12 @@ from lazyrt.compat import (
     stablehlo,
     torch_xla,
 )
+from lazyrt.compat import spmd_fully_sharded_data_parallel as fsdp
 from lazyrt.compat import xla_model as xm
 from lazyrt.compat.debug import metrics as met
 from lazyrt.compat.debug import profiler as xp
 from lazyrt.compat.distributed import parallel_loader as pl
+from lazyrt.compat.distributed import spmd as xs
 from lazyrt.compat.distributed import xla_multiprocessing as xmp
 from lazyrt.config import config
 from lazyrt.errors import (
@@ -710,6 +712,8 @@ MODULES = {
     "torch_xla.debug.metrics": met,
     "torch_xla.debug.profiler": xp,
     "torch_xla.distributed.parallel_loader": pl,
+    "torch_xla.distributed.spmd": xs,
+    "torch_xla.experimental.spmd_fully_sharded_data_parallel": fsdp,
     "torch_xla.distributed.xla_multiprocessing": xmp,
 }
 

@@ -608,6 +608,22 @@ for _kind, _of, _part, _fix in (
     )(lambda c, fact, part=_part: _differs(fact, part))  # fmt: skip  # noqa: ARG005
 
 
+def _split(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    """Return how the first of some inputs is split over devices, and how it was."""
+    old, new = claims[0].fact.before, claims[0].fact.now
+    assert old is not None
+    assert new is not None
+    return {"split": new.value[2] or "whole", "was_split": old.value[2] or "whole"}
+
+
+for _of in ("parameter", "input", "state"):
+    cause(
+        "sharding", of=_of, spread=spread.downstream, more=_split,
+        says=f"sharding of {_of} {{called}} is {{split}}, was {{was_split}}{{others}}",
+        fix="shard a tensor once, before the loop, and each batch alike: each sharding costs a compile",
+    )(lambda c, fact: _differs(fact, 2))  # fmt: skip  # noqa: ARG005
+
+
 # Modes, loops, random numbers -------------------------------------------------------------------
 
 

@@ -263,7 +263,7 @@ def _input_row(side: Side, leaf: int) -> Row:
     name, origin = side.name(leaf), side.origin(leaf)
     type_ = side[leaf].types[0]
     return Row(
-        (shape_of(type_), dtype_of(type_)),
+        (shape_of(type_), dtype_of(type_), "".join(side[leaf].attrs)),
         type_,
         name.text if name is not None else "",
         (leaf,),

@@ -9,6 +9,8 @@ import lazyrt.compat.debug.profiler as xp  # import torch_xla.debug.profiler as 
 import lazyrt.compat.stablehlo as stablehlo  # import torch_xla.stablehlo as stablehlo
 import lazyrt.compat.distributed.parallel_loader as pl
 import lazyrt.compat.distributed.xla_multiprocessing as xmp
+import lazyrt.compat.distributed.spmd as xs
+import lazyrt.compat.spmd_fully_sharded_data_parallel as fsdp
 ```
 
 The device is `xm.xla_device()` or `torch_xla.device()`; a literal "xla" in the script becomes

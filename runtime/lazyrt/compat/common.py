@@ -19,7 +19,6 @@ ONE_DEVICE = (
     "torch_xla's names act on one replica in lazyrt. With one leave the call out; with several use "
     "torch.distributed after init_process_group('lazyrt')"
 )
-ONE_DEVICE_SPMD = "lazyrt has one device, over which nothing can be sharded. Leave the annotations out"
 NO_SERVER = (
     "a capture from another process needs a profiler client that is not part of lazyrt. Use "
     "start_trace() and stop_trace() in the program itself"

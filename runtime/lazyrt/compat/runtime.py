@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lazyrt import jax_compat
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.common import (
     INTERNAL,
-    ONE_DEVICE_SPMD,
     one_replica,
     only_one,
     refuse,
 )
 from lazyrt.config import config
+from lazyrt.ir import sharding
 
 __all__ = [
     "addressable_device_count", "addressable_runtime_device_count", "device_type",
     "global_device_count", "global_ordinal", "global_runtime_device_count", "host_index",
     "initialize_cache", "is_bf16_supported", "is_spmd", "local_device_count", "local_ordinal",
-    "local_process_count", "process_count", "process_index", "world_size",
+    "local_process_count", "process_count", "process_index", "use_spmd", "world_size",
 ]  # fmt: skip
 
 REFUSED = {
-    "use_spmd": ONE_DEVICE_SPMD,
     "set_device_type": "jax chooses the device; set JAX_PLATFORMS before the program starts",
     "get_master_ip": "lazyrt has one device in one process",
     "get_num_cached_compilation_graph": "use lazyrt.counters(), which counts compiles",
@@ -97,18 +97,23 @@ def addressable_device_count() -> int:
 
 @one_replica
 def global_runtime_device_count() -> int:
-    """Return 1."""
-    return 1
+    """Return how many devices a mesh can have."""
+    return jax_compat.device_count()
 
 
 def addressable_runtime_device_count() -> int:
-    """Return 1."""
-    return 1
+    """Return how many devices a mesh can have."""
+    return jax_compat.device_count()
 
 
 def is_spmd() -> bool:
-    """Return False."""
-    return False
+    """Return whether the program has made a mesh."""
+    return sharding.in_use
+
+
+def use_spmd(auto: bool = False) -> None:
+    """Do nothing: a step with sharded tensors runs on their mesh; `auto` is False."""
+    only_one("use_spmd()", "auto", auto, allowed=False)
 
 
 def is_bf16_supported() -> bool:

@@ -28,6 +28,7 @@ from lazyrt.execution.graph_registry import CompiledGraph, Run, StepKey, graph_r
 from lazyrt.ir.fingerprint import snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
 from lazyrt.ir.varying import expression_at
+from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ def describe(
         donated=tuple(donated),
         tier="fast" if fast else "optimised",
         device=jax_compat.device_name(),
+        sharding=str(mesh_of(graph) or "one device"),
         mode=_mode(),
         ended_by=boundary,
         began_after=_began_after,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node
-    from lazyrt.jax_compat import Donated
+    from lazyrt.jax_compat import Donated, Placements
     from lazyrt.observe.events import Purpose, Tier
 
 Place = Literal["memory", "disk", "nowhere"]
@@ -204,6 +204,7 @@ def compile_graph(
     reason: str = "",
     names: Mapping[int, str] | None = None,
     numbered: bool = False,
+    placements: Placements | None = None,
 ) -> Any:
     """Return the executable of a graph, compiling it if neither memory nor disk has it.
 
@@ -218,6 +219,7 @@ def compile_graph(
         reason: Why the graph is new, in words.
         names: What the user calls inputs, by position, for the metadata of its HLO.
         numbered: Whether labels in its HLO tell equal nodes apart; see `emit_text`.
+        placements: Where arguments and results are, for a program on several devices.
 
     Raises:
         LoweringError: XLA refused the module, by both lowering paths.
@@ -228,7 +230,13 @@ def compile_graph(
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
         start = time.perf_counter_ns()
-        text = emit_text(graph, names, numbered=numbered, fast=fast)
+        text = emit_text(
+            graph,
+            names,
+            numbered=numbered,
+            fast=fast,
+            partitioned=placements is not None,
+        )
         events.emit(
             events.LoweringFinished(
                 fingerprint=graph.fingerprint,
@@ -239,10 +247,19 @@ def compile_graph(
         )
         try:
             made = jax_compat.compile_text(
-                text, ins, outs, donated, fast=fast, names=names, ranks=ranks
+                text,
+                ins,
+                outs,
+                donated,
+                fast=fast,
+                names=names,
+                ranks=ranks,
+                placements=placements,
             )
         except Exception as error:  # noqa: BLE001 - the second path decides
-            made = _compile_by_interpretation(graph, donated, error, fast=fast)
+            made = _compile_by_interpretation(
+                graph, donated, error, fast=fast, placements=placements
+            )
         return replicas.guarded(made, graph) if ranks else made
 
     facts = cache.Facts(
@@ -292,16 +309,25 @@ def note_compiled() -> None:
 
 
 def compile_interpreted(
-    graph: Canonical, donated: Donated, *, fast: bool = True
+    graph: Canonical,
+    donated: Donated,
+    *,
+    fast: bool = True,
+    placements: Placements | None = None,
 ) -> Any:
     """Compile a graph by re-interpreting its rules under `jax.jit`: the second path."""
 
     def interpreted(*args: Any) -> Any:
-        return interpret(graph, *args)
+        return interpret(graph, *args, partitioned=placements is not None)
 
     main = jax_compat.with_ready_scalar(interpreted)
     return jax_compat.compile_function(
-        main, argument_types(graph), donated, fast=fast, ranks=ranks_of(graph.nodes)
+        main,
+        argument_types(graph),
+        donated,
+        fast=fast,
+        ranks=ranks_of(graph.nodes),
+        placements=placements,
     )
 
 
@@ -383,12 +409,13 @@ def compile_uncounted(
     ins: Sequence[Any],
     outs: Sequence[Any],
     names: Mapping[int, str] | None = None,
+    placements: Placements | None = None,
 ) -> Any:
     """Compile a module for looking at it; neither cached nor counted."""
     return _wait(
         _workers.submit(
             lambda: jax_compat.compile_text(
-                text, ins, outs, {}, fast=False, names=names
+                text, ins, outs, {}, fast=False, names=names, placements=placements
             )
         )
     )
@@ -404,10 +431,15 @@ def clear_memory() -> None:
 
 
 def _compile_by_interpretation(
-    graph: Canonical, donated: Donated, first: Exception, *, fast: bool
+    graph: Canonical,
+    donated: Donated,
+    first: Exception,
+    *,
+    fast: bool,
+    placements: Placements | None = None,
 ) -> Any:
     try:
-        return compile_interpreted(graph, donated, fast=fast)
+        return compile_interpreted(graph, donated, fast=fast, placements=placements)
     except Exception as second:
         raise LoweringError(
             f"XLA refused a graph of {len(graph.nodes)} nodes ({str(first)[:500]}). A lowering "

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lazyrt import jax_compat
 from lazyrt.closing import Closing
 from lazyrt.execution import memory
+from lazyrt.ir import sharding
 from lazyrt.ir.live import pending, ready_buffers
 
 if TYPE_CHECKING:
@@ -169,7 +170,9 @@ def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
     shared = _shared(positions)
     with memory.explained("a copy of what was shown"):
         arrays = [pending.inputs[position] for position in shared]
-        made = jax_compat.copies(arrays) if each_step else map(jax_compat.copy, arrays)
+        # One program runs on one set of devices.
+        at_once = each_step and not sharding.in_use
+        made = jax_compat.copies(arrays) if at_once else map(jax_compat.copy, arrays)
         copies = list(made)
     for copy, (buffers, places) in zip(copies, shared.values(), strict=True):
         for buffer in buffers:

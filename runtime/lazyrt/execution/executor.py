@@ -37,10 +37,11 @@ from lazyrt.execution import (
     op_by_op,
     process,
     replicas,
+    transfer,
 )
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.execution.process import deferred_interrupt
-from lazyrt.ir import active, merging
+from lazyrt.ir import active, merging, sharding
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
@@ -55,7 +56,7 @@ from lazyrt.ir.live import (
     ran_alone,
 )
 from lazyrt.ir.node import Leaf, Value, walk
-from lazyrt.lowering import registry
+from lazyrt.lowering import partitioning, registry
 from lazyrt.observe import events
 from lazyrt.observe.events import BarrierStarted
 
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.active import ActiveStep
     from lazyrt.ir.live import RanAlone
     from lazyrt.ir.node import Node
+    from lazyrt.ir.sharding import Sharding
     from lazyrt.observe.events import OpCounts, SourceLocation
 
 
@@ -159,6 +161,7 @@ class Plan:
         record: What the census knows of the graph; None for a peek's.
         ops: How often each op stands in the graph; empty for a peek's.
         nbytes: How much memory it allocates.
+        placements: Where its arguments are, for a program on several devices.
         again: The values that it runs for, where those for which `graph` was made are equal ones of
             another call site; empty elsewhere.
     """
@@ -176,6 +179,7 @@ class Plan:
     record: CompiledGraph | None = None
     ops: OpCounts = ()
     nbytes: int = 0
+    placements: Sequence[Any] | None = None
     again: tuple[Value, ...] = ()
 
     def nodes(self) -> Sequence[Node]:
@@ -310,6 +314,8 @@ def _run_whole(
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
             copy_on_donate.separate(donated, each_step=kept is not None)
+            if plan.placements is not None:
+                _spread(plan)
             results = run_plan(plan)
             bad = _check.bad(plan, results) if _check is not None else {}
             if bad and kept is not None:
@@ -324,6 +330,27 @@ def _run_whole(
         if kept is not None:
             kept_steps.drop(kept)
         raise _check.error(bad, is_pending=kept is not None)
+
+
+def _spread(plan: Plan) -> None:
+    """Let inputs that a program needs whole on all devices stay there, for the steps to come.
+
+    Small ones are as quick to send again, and what is known of their contents goes by the array.
+    """
+    assert plan.placements is not None
+    made: dict[int, Any] = {}
+    inputs = pending.inputs
+    for leaf, where in zip(plan.graph.data, plan.placements, strict=False):
+        data = inputs[leaf.position]
+        if leaf.sharding is None and transfer.sent(data) is None:
+            found = made.get(id(data))
+            if found is None:
+                (found,) = sharding.laid_out([data], [where])
+                made[id(data)] = found
+            inputs[leaf.position] = found
+            owner = pending.owners[leaf.position]()
+            if owner is not None and owner.data is data:
+                owner.data = found
 
 
 class ResultCheck(Protocol):
@@ -524,6 +551,7 @@ def _make_plan(
     donated_args = _takers(graph, frozenset(donated))
     fast = config.compile_tier == "fast"
     key = compiler.graph_key(graph, donated_args, fast=fast)
+    placements = partitioning.placements_of(graph, _kept_shardings())
     known = compiler.lookup(key)
     ops = _op_counts(graph)
     _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
@@ -551,10 +579,28 @@ def _make_plan(
                 purpose="step",
                 reason=record.cause,
                 names=record.input_names,
+                placements=placements,
             )
     return plan_of(
-        graph, executable, wanted, donated=len(donated_args), record=record, ops=ops
+        graph,
+        executable,
+        wanted,
+        donated=len(donated_args),
+        record=record,
+        ops=ops,
+        placements=placements[0] if placements is not None else None,
     )
+
+
+def _kept_shardings() -> dict[Value, Sharding | None]:
+    """Return the shardings of the tensors that the pending step overwrites, by the new values."""
+    if not sharding.in_use:
+        return {}
+    return {
+        buffer.value: sharding.sharding_of(buffer.meta)
+        for buffer in pending.live()
+        if buffer.meta is not None and buffer.value is not None
+    }
 
 
 def _takers(graph: Canonical, donated: frozenset[int]) -> dict[int, int | None]:
@@ -576,6 +622,7 @@ def plan_of(
     donated: int = 0,
     record: CompiledGraph | None = None,
     ops: OpCounts = (),
+    placements: Sequence[Any] | None = None,
 ) -> Plan:
     """Return how to run a graph's executable for the values `wanted`, roots of the graph."""
     rank = {root: k for k, root in enumerate(graph.roots)}
@@ -594,6 +641,7 @@ def plan_of(
         record=record,
         ops=ops,
         nbytes=memory.planned(executable),
+        placements=placements,
     )
 
 
@@ -629,6 +677,8 @@ def pack_arguments(plan: Plan, step: StepInputs = pending) -> list[Any]:
         args.append(plan.ints(step.ints))
     if plan.rng is not None:
         args.append(plan.rng(step.rng))
+    if sharding.in_use:
+        args = sharding.laid_out(args, plan.placements)
     return args
 
 
@@ -697,6 +747,10 @@ def _commit(
                 continue
             buffer.store(inputs[value.position], _type(buffer, value))
             buffer.run, buffer.slot = pending.sources[value.position]
+    if sharding.in_use:  # what a step has overwritten keeps its sharding
+        for buffer in live:
+            kept = sharding.sharding_of(buffer.meta)
+            buffer.data = sharding.arranged(buffer.data, kept)
     drop_stand_ins(
         "only a traceback held this tensor when its step was executed, so its value was not "
         "computed. Read it before the next barrier, or keep it in a variable."

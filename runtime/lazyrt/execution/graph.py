@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazygraph.read.open import graph_of
+from lazygraph.readable import Readable
+from lazygraph.types import type_bytes
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
@@ -17,6 +23,7 @@ from lazyrt.lowering.emit import (
     result_types,
 )
 from lazyrt.lowering.hlo_places import compiled_text, with_all_places
+from lazyrt.lowering.partitioning import mesh_of, placements_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,6 +97,49 @@ class Graph:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Readable):
+    """One exchange of data between devices.
+
+    Attributes:
+        kind: Such as `all-reduce`.
+        type: What each device gets.
+        nbytes: Its size.
+        devices: How many exchange with each other; 0 where the program does not say.
+        line: The user's line that it comes from; empty where unknown.
+        scope: The module that recorded it.
+    """
+
+    kind: str
+    type: str
+    nbytes: int
+    devices: int
+    line: str
+    scope: str
+
+
+_COLLECTIVES = frozenset((
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
+))  # fmt: skip
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
+_MESH = re.compile(r"replica_groups=mesh\[([^]]*)\]")
+_NAMED = re.compile(r"\{((?:'\w+'(?:, ?)?)+)\}")
+
+
+def _group_size(attributes: str) -> int:
+    """Return how many devices a collective's groups have; XLA writes them in three ways."""
+    mesh, named = _MESH.search(attributes), _NAMED.search(attributes)
+    if mesh is not None and named is not None:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        names = re.findall(r"'(\w+)'", named[1])
+        return math.prod(int(sizes[name]) for name in names)
+    found = _GROUPS.search(attributes)
+    if found is None:
+        return 0
+    return int(found[2]) if found[2] else found[1].count(",") + 1
+
+
 class Computation:
     """The StableHLO module of a graph.
 
@@ -140,19 +190,42 @@ class Computation:
         executable = compiler.executable_of(self.fingerprint)
         return None if executable is None else compiled_text(executable)
 
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return what the devices of a mesh, or the ranks, exchange, in the program's order.
+
+        Of the executable that steps run, else of a copy that is compiled for the eye.
+        """
+        text = self.known_hlo() or self.as_text("hlo")
+        return tuple(
+            Collective(
+                kind=node.op.removesuffix("-start"),
+                type=node.type,
+                nbytes=type_bytes(node.type),
+                devices=_group_size(node.attrs),
+                line=node.site,
+                scope=node.scope,
+            )
+            for node in graph_of(text)
+            if node.op.removesuffix("-start") in _COLLECTIVES
+        )
+
     def estimate_compile_ns(self) -> int:
         """Return how long XLA takes for it, from the compiles of this process so far."""
         return compiler.estimate_ns(len(self._graph.nodes))
 
     @cached_property
     def _stablehlo(self) -> str:
-        return emit_text(self._graph.canonical)
+        graph = self._graph.canonical
+        return emit_text(graph, partitioned=mesh_of(graph) is not None)
 
     @cached_property
     def _executable(self) -> Any:
         graph = self._graph.canonical
         return compiler.compile_uncounted(
-            self._stablehlo, argument_types(graph), result_types(graph)
+            self._stablehlo,
+            argument_types(graph),
+            result_types(graph),
+            placements=placements_of(graph),
         )
 
     def __repr__(self) -> str:

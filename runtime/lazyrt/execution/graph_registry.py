@@ -51,7 +51,7 @@ class StepKey:
         donated: Positions of the arguments whose memory results take.
         tier: `optimised` or `fast`.
         device: Platform and kind of the device.
-        sharding: How data is laid out over devices; `one device` is all there is so far.
+        sharding: The mesh that data is split over, or `one device`.
         mode: `lazy`, or the debug mode that ran a part of the step by itself.
         ended_by: What asked for the barrier, with its line; the executable does not depend on
             it, but a step cut at another place is a reason for another graph.

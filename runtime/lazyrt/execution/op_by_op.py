@@ -21,7 +21,7 @@ from lazyrt.execution import compiler, completion, memory, process
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.execution.process import deferred_interrupt
-from lazyrt.ir import merging
+from lazyrt.ir import merging, sharding
 from lazyrt.ir.live import Buffer, FromCpu, StepInputs, leaf_of, let_go, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
@@ -165,12 +165,22 @@ def read(value: Value, values: Values, step: StepInputs = pending) -> Any:
     if not isinstance(value, Leaf):
         return values[value]
     if value.kind == "data":
-        return step.inputs[value.position]
+        return _whole(value, values, step)
     if value.kind == "float":
         return np.float64(step.floats[value.position])
     if value.kind == "int":
         return np.int64(step.ints[value.position])
     return np.array(step.rng[value.position], np.uint64)
+
+
+def _whole(leaf: Leaf, values: Values, step: StepInputs) -> Any:
+    """Return an input on one device, where single ops run."""
+    if not sharding.in_use:
+        return step.inputs[leaf.position]
+    found = values.get(leaf)
+    if found is None:
+        found = values[leaf] = jax_compat.whole(step.inputs[leaf.position])
+    return found
 
 
 def last_uses(cone: list[Node], wanted: Container[Value]) -> dict[int, list[Value]]:

@@ -110,9 +110,8 @@ class Summary:
 def place(data: Any) -> tuple[Any, Any]:
     """Return the module that reads an array where it is, and the array for it."""
     if jax_compat.device().platform != "cpu":
-        return jnp, data
-    jax_compat.block(data)
-    return np, np.asarray(data)  # a view: nothing is copied
+        return jnp, jax_compat.whole(data)
+    return np, jax_compat.on_host(data)  # a view: nothing is copied
 
 
 def summarise(data: Any, dtype: torch.dtype) -> Summary:

@@ -118,7 +118,7 @@ def borrowed(data: Any, dtype: torch.dtype) -> torch.Tensor:
     """
     if not lends(dtype):
         return to_host(data, dtype)
-    found: torch.Tensor = torch.utils.dlpack.from_dlpack(data)
+    found: torch.Tensor = torch.utils.dlpack.from_dlpack(jax_compat.whole(data))
     return found
 
 

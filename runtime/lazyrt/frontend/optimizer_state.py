@@ -20,7 +20,7 @@ from torch.optim import SGD, Optimizer
 from lazyrt.execution.transfer import filled
 from lazyrt.frontend import provenance
 from lazyrt.frontend.torch_compat import autograd_node, is_lazy
-from lazyrt.ir import merging
+from lazyrt.ir import merging, sharding
 from lazyrt.ir.live import Buffer, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, walk
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from lazyrt.ir.node import Value
+    from lazyrt.ir.sharding import Sharding
 
 _STEP = Optimizer.profile_hook_step(lambda _self: None).__code__
 # How many steps of optimizers each thread is in, by its identity. Where an exception has ended one,
@@ -155,8 +156,17 @@ def create_momentum(optimizer: Optimizer, *, has_closure: bool) -> None:
             if gradient is None or parameter in state or not is_lazy(gradient):
                 continue
             with torch.no_grad():
-                made = torch.full_like(gradient, -0.0)
+                like = parameter if _is_split(parameter) else gradient
+                made = torch.full_like(like, -0.0)
             state[parameter]["momentum_buffer"] = made
+
+
+def _is_split(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is split over devices: its momentum is, too."""
+    if not sharding.in_use:
+        return False
+    state = parameter.untyped_storage()._lazyrt  # type: ignore[attr-defined]
+    return sharding.sharding_of(state.base.meta) is not None
 
 
 def forget() -> None:
@@ -182,10 +192,19 @@ def _give_data(buffer: Buffer) -> None:
     if value is None or value.node is None:
         return
     data = filled(value.shape, value.dtype, _number_of(value.node))
+    if sharding.in_use:
+        data = sharding.arranged(data, _sharding_of_model(value.node))
     buffer.store(data, (value.shape, value.dtype, value.strides))
     buffer.run = ran_alone(_HOW, value)
     pending.buffers.pop(buffer, None)
     pending.activity += 1
+
+
+def _sharding_of_model(fill: Node) -> Sharding | None:
+    """Return the sharding of the tensor that a fill is like, so that state is split as it is."""
+    like = next(iter(fill.operands), None)
+    is_data = isinstance(like, Leaf) and like.shape == fill.outputs[0].shape  # type: ignore[union-attr]
+    return like.sharding if is_data else None  # type: ignore[union-attr]
 
 
 def _number_of(fill: Node) -> complex:

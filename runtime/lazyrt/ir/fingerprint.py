@@ -125,7 +125,8 @@ class _Numbering:
         name = f"{leaf.kind}{len(self.leaves[leaf.kind])}"
         self.names[leaf] = name
         self.leaves[leaf.kind].append(leaf)
-        self.listing.append(f"{name}:{leaf.shape}:{leaf.dtype}")
+        split = f":{leaf.sharding}" if leaf.sharding is not None else ""
+        self.listing.append(f"{name}:{leaf.shape}:{leaf.dtype}{split}")
 
     def _node(self, node: Node) -> None:
         self.names[node] = f"n{len(self.nodes)}"
@@ -307,7 +308,8 @@ def _reference(value: Value, numbers: Mapping[Any, int]) -> tuple[int, int]:
 
 
 def _leaf(leaf: Leaf) -> Vertex:
-    return Vertex(leaf.kind, (), (type_text(leaf.shape, leaf.dtype),), ())
+    split = () if leaf.sharding is None else (str(leaf.sharding),)
+    return Vertex(leaf.kind, split, (type_text(leaf.shape, leaf.dtype),), ())
 
 
 def _node(node: Node, numbers: Mapping[Any, int]) -> Vertex:

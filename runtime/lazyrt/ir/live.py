@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from lazyrt.errors import LostValueError
+from lazyrt.ir import sharding
 from lazyrt.ir.node import Leaf, Value
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def unwind() -> None:
 _OWN_REFERENCES = 3
 
 
-Type = tuple[tuple[int, ...], torch.dtype, tuple[int, ...] | None]
+Type = sharding.Type
 
 
 class Lost:
@@ -151,6 +152,8 @@ class Buffer:
 
     def store(self, data: Any, type_: Type) -> None:
         """Replace the contents by a device array; nothing stays pending."""
+        if sharding.in_use:
+            data, type_ = sharding.stored(self.meta, data, type_)
         if self.meta is None:
             _list_ready(self)
         self.meta = type_
@@ -159,6 +162,14 @@ class Buffer:
         self.value = None
         self.run = None
         self.slot = 0
+
+    def rearrange(self, data: Any) -> None:
+        """Take the same contents on other devices; what is pending keeps those that it reads."""
+        assert self.meta is not None
+        self.meta = sharding.typed(data, self.meta)
+        self.version += 1
+        self.data = data
+        self.value = None
 
     @property
     def is_pending(self) -> bool:
@@ -451,6 +462,7 @@ def leaf_of(buffer: Buffer) -> Leaf:
     leaf = leaves.get(key)
     if leaf is None:
         leaf = _new_leaf(leaves, key, "data", *meta)
+        leaf.sharding = sharding.sharding_of(meta)
     pending.owners[position] = weakref.ref(buffer)
     pending.sources[position] = (buffer.run, buffer.slot)
     buffer.value = leaf
@@ -585,7 +597,7 @@ def _new_leaf(
     leaf: Leaf = _make(Leaf)
     leaf.kind, leaf.position = kind, key[0]
     leaf.shape, leaf.dtype, leaf.strides = shape, dtype, strides
-    leaf.node = None
+    leaf.node = leaf.sharding = None
     leaf.index = 0
     leaf.first = first
     leaves[key] = leaf

@@ -21,6 +21,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from lazyrt.ir.sharding import Sharding
     from lazyrt.observe.events import SourceLocation
 
 LeafKind = Literal["data", "float", "int", "rng"]
@@ -124,9 +125,15 @@ class Value:
 
 
 class Leaf(Value):
-    """An input of the graph: the `position`-th of its kind that the step used."""
+    """An input of the graph: the `position`-th of its kind that the step used.
 
-    __slots__ = ("kind", "position")
+    Attributes:
+        sharding: How its data is split over devices; None for data that each device has whole.
+    """
+
+    __slots__ = ("kind", "position", "sharding")
+
+    sharding: Sharding | None
 
     def __init__(
         self, kind: LeafKind, position: int, shape: tuple[int, ...], dtype: torch.dtype
@@ -134,6 +141,7 @@ class Leaf(Value):
         super().__init__(None, 0, shape, dtype, None)
         self.kind = kind
         self.position = position
+        self.sharding = None
 
     def __repr__(self) -> str:
         return f"%{self.kind}{self.position}:{type_text(self.shape, self.dtype)}"
@@ -295,7 +303,7 @@ def value_digest(value: Value) -> bytes:
     if value.node is not None:
         return value.node.digest + value.index.to_bytes(2, "little")
     assert isinstance(value, Leaf)
-    return f"{value.kind}{value.shape}{value.dtype}".encode()
+    return f"{value.kind}{value.shape}{value.dtype}{value.sharding or ''}".encode()
 
 
 def node_digest(op: Op, args: Any) -> bytes:

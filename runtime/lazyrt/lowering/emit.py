@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lazyrt import jax_compat
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.batching import batched
+from lazyrt.lowering.partitioning import attribute, constrained, constraint, stated
 from lazyrt.lowering.spec import jax_type
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def emit_text(
     *,
     numbered: bool = False,
     fast: bool = False,
+    partitioned: bool = False,
 ) -> str:
     """Return the graph as a StableHLO module with the public function `main`.
 
@@ -73,19 +75,32 @@ def emit_text(
         numbered: Whether each node's label ends in its number in the graph, ` #17`, which
             tells equal labels apart.
         fast: Whether it is for the fast tier, where calls of functions save no time.
+        partitioned: Whether it is for the devices of a mesh, and states shardings.
     """
     names: dict[Any, str] = {}
     lines: list[str] = []
     functions: dict[str, str] = {}
     arguments = _declare_arguments(
-        graph, names, lines, None if fast else functions, called or {}
+        graph,
+        names,
+        lines,
+        None if fast or partitioned else functions,
+        called or {},
+        partitioned=partitioned,
     )
     chain: Value | None = None
     for position, (number, node) in enumerate(_in_order(graph)):
-        spec = node.spec.called
-        functions.setdefault(spec.symbol, spec.text)
         mark = f" #{number}" if numbered else ""
         place = _location(graph.nodes[number], mark)
+        sharding = stated(node) if partitioned else None
+        if sharding is not None:
+            (operand,) = node.operands
+            made = constraint(sharding, names[operand], _tensor_type(operand))
+            names[node.outputs[0]] = f"%n{position}"
+            lines.append(f"%n{position} = {made} {place}")
+            continue
+        spec = node.spec.called
+        functions.setdefault(spec.symbol, spec.text)
         known = names
         if spec.ranks:
             if chain is not None:
@@ -210,7 +225,7 @@ def _place(callers: dict[str, Node]) -> tuple[str, str, int]:
     return (label, "", 0) if site is None else (label, site.file, site.line)
 
 
-def interpret(graph: Canonical, *args: Any) -> list[Any]:
+def interpret(graph: Canonical, *args: Any, partitioned: bool = False) -> list[Any]:
     """Compute the graph's roots on jax arrays by applying each node's rule in turn.
 
     Traced by `jax.jit` this is the second lowering path; `args` are as in `argument_types`.
@@ -222,7 +237,8 @@ def interpret(graph: Canonical, *args: Any) -> list[Any]:
             vector = next(rest)
             values.update((leaf, vector[k]) for k, leaf in enumerate(leaves))
     for node in graph.nodes:
-        results = iter(node.spec.apply(*(values[operand] for operand in node.operands)))
+        found = node.spec.apply(*(values[operand] for operand in node.operands))
+        results = iter(constrained(node, found) if partitioned else found)
         for output in node.outputs:
             if output is not None:
                 values[output] = next(results)
@@ -235,12 +251,18 @@ def _declare_arguments(
     lines: list[str],
     functions: dict[str, str] | None,
     called: Mapping[int, str],
+    *,
+    partitioned: bool,
 ) -> str:
     arguments = []
     readers = _first_readers(graph)
     for number, leaf in enumerate(graph.data):
         names[leaf] = f"%p{number}"
-        arguments.append(f"%p{number}: {_tensor_type(leaf)}{_called(called, number)}")
+        split = leaf.sharding if partitioned else None
+        said = "" if split is None else attribute(split)
+        arguments.append(
+            f"%p{number}: {_tensor_type(leaf)}{said}{_called(called, number)}"
+        )
     if jax_compat.device().platform != "cpu":
         functions = None
     for name, leaves in _packed(graph):

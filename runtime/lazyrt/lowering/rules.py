@@ -14,6 +14,7 @@ from lazyrt.lowering import (
     losses,
     normalisation,
     optimizers,
+    partitioning,
     pooling,
     random,
     recurrent,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazyrt
 from lazyrt.compat.common import INTERNAL, only_one, refuse
+from lazyrt.compat.distributed.spmd import ShardingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ class MpDeviceLoader:
         loader_prefetch_size: Has no meaning here: one thread loads and moves.
         device_prefetch_size: How many batches are moved ahead.
         batches_per_execution: How many batches share one execution.
-        input_sharding: None; there is one device.
+        input_sharding: A `ShardingSpec` that splits each batch, or None.
         kwargs: Further arguments of the original, which have no meaning here.
     """
 
@@ -45,7 +46,9 @@ class MpDeviceLoader:
         input_sharding: Any = None,
         **kwargs: Any,
     ) -> None:
-        only_one("MpDeviceLoader()", "input_sharding", input_sharding, allowed=None)
+        if not isinstance(input_sharding, ShardingSpec):
+            only_one("MpDeviceLoader()", "input_sharding", input_sharding, allowed=None)
+        self._sharding: ShardingSpec | None = input_sharding
         self._loader: Any = lazyrt.DeviceLoader(
             loader,
             device,
@@ -54,7 +57,8 @@ class MpDeviceLoader:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        split = self._sharding
+        return map(split.apply, self._loader) if split else iter(self._loader)
 
     def __len__(self) -> int:
         return len(self._loader)
