@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lazyrt.compat.common import refuse
 from lazyrt.compat.distributed.spmd import Mesh, mark_sharding, require_global_mesh
-from lazyrt.compat.unsupported_names import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

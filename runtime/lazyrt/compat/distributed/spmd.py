@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lazyrt
-from lazyrt.compat.unsupported_names import INTERNAL, refuse
+from lazyrt.compat.common import INTERNAL, refuse
 from lazyrt.errors import NoEquivalentError, UsageError
 
 if TYPE_CHECKING:
