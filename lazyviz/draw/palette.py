@@ -28,7 +28,7 @@ PHASE_MEANINGS = {
 PHASES = tuple(PHASE_MEANINGS)
 PHASE_COLOURS = {
     "python": "#c3cad4",
-    "dynamo": "#b3a1d6",
+    "dynamo": "#a6d98c",
     "trace": "#8b97a8",
     "dispatch": "#5d6878",
     "lower": "#e8c670",
