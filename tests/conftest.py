@@ -32,6 +32,10 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Most tests compile, and few are about what XLA makes of a program: its fast build is enough for
+# those. A test of the optimised one asks for it, with `config.compile_tier`.
+os.environ.setdefault("LAZYRT_COMPILE_TIER", "fast")
+
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which has stacks written to stderr
 def pytest_configure(config: pytest.Config) -> None:

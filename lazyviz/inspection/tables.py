@@ -74,8 +74,18 @@ _USAGE = (
     "drops all, and %lazy cache drop older 7d those unused for 7 days (m, h, d, w)."
 )
 _COLUMNS = (
-    "key", "holds", "ops", "tier", "at", "size", "compile", "hits", "where", "age", "unused for",
-)  # fmt: skip
+    "key",
+    "holds",
+    "ops",
+    "tier",
+    "at",
+    "size",
+    "compile",
+    "hits",
+    "where",
+    "age",
+    "unused for",
+)
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
 # What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
 ORDERS: dict[str, Callable[[Any], Any]] = {
@@ -133,10 +143,14 @@ def collectives(found: Sequence[Any], name: str) -> Doc:
         for each in sorted(found, key=lambda each: -each.nbytes)
     ]
     total = text.size(sum(each.nbytes for each in found))
-    return Doc([
-        Line(f"{name}: {text.plural(len(found), 'collective')}, {total} on each device"),
-        Table(["kind", "type", "size", "devices", "at", "scope"], rows),
-    ])  # fmt: skip
+    return Doc(
+        [
+            Line(
+                f"{name}: {text.plural(len(found), 'collective')}, {total} on each device"
+            ),
+            Table(["kind", "type", "size", "devices", "at", "scope"], rows),
+        ]
+    )
 
 
 def kept_text(kept: Any, config: Any) -> str:
@@ -205,11 +219,16 @@ def step_table(rows: Sequence[StepRow]) -> Table:
     header = ["step", "cell", "ended by", "at", "ops", "compile", "execute"]
     cells = [
         [
-            row.step, row.cell, row.cause, row.site, row.nodes, _compile_text(row),
+            row.step,
+            row.cell,
+            row.cause,
+            row.site,
+            row.nodes,
+            _compile_text(row),
             "running" if row.execute_ns is None else text.duration(row.execute_ns),
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     return Table(header, cells).filled()
 
 
@@ -325,13 +344,17 @@ def graph_table(records: Sequence[Any]) -> Table:
     ]
     rows = [
         [
-            record.name, record.fingerprint[:8], record.nodes,
-            f"{record.inputs} / {record.outputs}", record.first_step, record.runs,
+            record.name,
+            record.fingerprint[:8],
+            record.nodes,
+            f"{record.inputs} / {record.outputs}",
+            record.first_step,
+            record.runs,
             "disk" if record.from_disk else text.duration(record.compile_ns),
             _nearest(record.explanation),
         ]
         for record in records
-    ]  # fmt: skip
+    ]
     return Table(header, rows)
 
 

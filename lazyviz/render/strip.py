@@ -13,7 +13,7 @@ from lazyviz.render.html import Fragment, markup, one_line
 from lazyviz.render.notes import frame_text
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import BarrierFinished, FrameCompiled
+    from lazyrt.observe.events import BarrierFinished, BuildSwapped, FrameCompiled
     from lazyrt.tools import Status
     from lazyviz.draw.model import DrawGraph
     from lazyviz.render.notes import (
@@ -71,6 +71,7 @@ class Strip(Showable):
         error: Name of the exception that ended the cell, or None.
         interrupted: Whether that was the user's interrupt.
         reasons: Why graphs had to be compiled, in words.
+        swaps: Graphs that run by their optimised build since a step of the cell.
         graph: The pending graph, where it is to be shown; where nothing is pending, that of the
             largest step that the cell ran, the latest of equal ones, whose number is `drawn_step`.
         singles: Operations that ran one by one; None in lazy mode.
@@ -117,6 +118,7 @@ class Strip(Showable):
     error: str | None = None
     interrupted: bool = False
     reasons: tuple[str, ...] = ()
+    swaps: tuple[BuildSwapped, ...] = ()
     graph: DrawGraph | None = None
     drawn_step: int | None = None
     singles: SingleOps | None = None
@@ -245,8 +247,15 @@ def strip_notes(strip: Strip) -> list[str]:
         *strip.code_breaks,
         *strip.waits,
         *map(compiled_text, strip.reasons),
+        *map(swapped_text, strip.swaps),
     ]
     return [one_line(str(note)) for note in notes]
+
+
+def swapped_text(event: BuildSwapped) -> str:
+    """Return from when on a graph runs by its optimised build."""
+    graph = f"the graph of {text.plural(event.nodes, 'op')}"
+    return f"from step {event.step} on {graph} runs by its optimised build"
 
 
 def urgent_notes(strip: Strip) -> list[str]:

@@ -147,6 +147,7 @@ class Tally:
     _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
     _frames: list[events.FrameCompiled] = field(default_factory=list)
     _code_breaks: dict[tuple[str, str], int] = field(default_factory=dict)
+    _swaps: list[events.BuildSwapped] = field(default_factory=list)
 
     @property
     def running(self) -> int:
@@ -279,6 +280,7 @@ class Tally:
             own_ns=self.own_ns,
             steps=self.steps,
             reasons=tuple(self.reasons),
+            swaps=tuple(self._swaps),
             singles=self.singles,
             repeats=self.repeats,
             left=self.left,
@@ -400,7 +402,13 @@ class Tally:
         end = self._now
         self.compiling.add(end - duration_ns, end)
 
+    def _swapped(self, event: events.BuildSwapped) -> None:
+        if len(self._swaps) < _MAX_REASONS:
+            self._swaps.append(event)
+
     def _lower(self, event: events.LoweringFinished) -> None:
+        if event.purpose == "tier up":  # nobody waited for it
+            return
         end = self._now
         self._lowered.append((end - event.duration_ns, end))
         if event.purpose == "step":
@@ -530,6 +538,7 @@ class Tally:
         events.LoweringFinished: _lower,
         events.WaitFinished: _wait,
         events.CompileFinished: _compile,
+        events.BuildSwapped: _swapped,
         events.TensorMaterialised: _materialised,
         events.TensorPrinted: _printed,
         events.TransferFinished: _transfer,

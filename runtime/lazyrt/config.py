@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "read_policy": ("barrier", "peek"),
-    "compile_tier": ("optimised", "fast"),
+    "compile_tier": ("optimised", "fast", "tiered"),
     "scope_policy": ("error", "split"),
     "dynamo_bridge": ("one", "three", "five"),
 }
@@ -117,8 +117,10 @@ class Config(Readable):
         read_policy: What a program's read (`.item()`, `.cpu()`, `bool(t)`, ...) outside a step
             does: `barrier` runs everything that is pending, once; `peek` computes only the
             tensor's cone and leaves the pending graph alone. Environment: LAZYRT_READ_POLICY.
-        compile_tier: How XLA compiles steps: `optimised`, or `fast` for a quarter of the
-            compile time and about three times the run time. Environment: LAZYRT_COMPILE_TIER.
+        compile_tier: How XLA compiles steps: `optimised`; `fast` for a quarter of the compile
+            time and about three times the run time; or `tiered`, which starts with the fast
+            build and takes the optimised one when a background thread has made it. From that
+            step on results differ by rounding. Environment: LAZYRT_COMPILE_TIER.
         barrier_after_optimizer: Whether a barrier follows `optimizer.step()` outside `step()`.
             Environment: LAZYRT_BARRIER_AFTER_OPTIMIZER.
         max_pending_nodes: A barrier follows when more ops than this are pending; 0 switches
@@ -188,7 +190,7 @@ class Config(Readable):
     read_policy: Literal["barrier", "peek"] = field(
         default_factory=lambda: os.environ.get("LAZYRT_READ_POLICY", "barrier")  # type: ignore[arg-type,return-value]
     )
-    compile_tier: Literal["optimised", "fast"] = field(
+    compile_tier: Literal["optimised", "fast", "tiered"] = field(
         default_factory=lambda: os.environ.get("LAZYRT_COMPILE_TIER", "optimised")  # type: ignore[arg-type,return-value]
     )
     barrier_after_optimizer: bool = field(

@@ -53,7 +53,6 @@ def test_repeated_layers_hit_the_op_cache():
 
 def test_lazy_mode_compiles_once_in_ten_iterations():
     """The lazy half of the experiment."""
-    lazyrt.config.compile_tier = "fast"
     model = tiny_bert(2).to(DEVICE)
     ids = torch.arange(16).reshape(2, 8).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -58,12 +58,6 @@ def train(name, device, look):
     return losses
 
 
-@pytest.fixture(autouse=True)
-def _quick_compiles():
-    """Compile steps in the fast tier; `fresh_runtime` gives the setting back."""
-    lazyrt.config.compile_tier = "fast"
-
-
 def on_the_device(name, look):
     """Return losses, fingerprints of all steps and of those compiled, and the count of peeks."""
     cold_start()

@@ -19,12 +19,6 @@ from tests.lazyviz.clicks import KINDS, click_everything, kind_of, watched_widge
 STEPS = 10
 
 
-@pytest.fixture(autouse=True)
-def _quick_compiles():
-    """Compile steps in the fast tier; `fresh_runtime` gives the setting back."""
-    lazyrt.config.compile_tier = "fast"
-
-
 class Net(nn.Module):
     """Three layers with dropout, and a place to look at between any two ops."""
 

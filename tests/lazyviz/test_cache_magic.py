@@ -31,7 +31,7 @@ def test_the_cache_is_listed(lab, folder):
     header = ["key", "holds", "ops", "tier", "at", "size", "compile", "hits", "where"]
     header += ["age", "unused for"]
     assert re.split(r"\s{2,}", lines[0].strip()) == header
-    assert re.match(r"[0-9a-f]{8}  step graph [0-9a-f]{8}\s+2  optimised", row)
+    assert re.match(r"[0-9a-f]{8}  step graph [0-9a-f]{8}\s+2  fast", row)
     assert "cell 4 line 1" in row
     assert "KiB" in row
     assert re.fullmatch(
@@ -75,7 +75,7 @@ def entry(**changes):
         "key": "0123456789abcdef" * 2,
         "holds": "step graph 01234567",
         "nodes": 214,
-        "tier": "optimised",
+        "tier": "fast",
         "line": "cell 3 line 7",
         "nbytes": 2048,
         "compile_ns": 3_000_000_000,

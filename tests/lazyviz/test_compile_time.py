@@ -55,7 +55,10 @@ def test_a_graph_in_memory_is_not_compiled_again(net):
 
 
 def test_a_graph_of_another_size_is_estimated(net):
-    run(net, "lazyrt.mark_step()")
+    run(
+        net,
+        "with lazyrt.config.scoped(compile_tier='optimised'):\n    lazyrt.mark_step()",
+    )
     run(net, "y = net(net(x))")
 
     assert "expected compile time: about" in run(net, "%lazy compile")[0]

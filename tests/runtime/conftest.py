@@ -1,6 +1,5 @@
 import pytest
 
-import lazyrt
 from lazyrt.lowering import registry
 from tests.harness import cold_start, fresh_runtime
 
@@ -12,18 +11,9 @@ def _fresh_runtime():
 
 
 @pytest.fixture
-def cold_and_fast():
-    """Nothing is compiled yet, and what will be is compiled quickly."""
+def cold():
+    """Nothing is compiled yet."""
     cold_start()
-    lazyrt.config.compile_tier = "fast"
-    yield
-    lazyrt.config.compile_tier = "optimised"
-
-
-@pytest.fixture
-def fast():
-    """What is compiled is compiled quickly: for what ops do, not for what XLA makes of them."""
-    lazyrt.config.compile_tier = "fast"  # until the fresh runtime is left
 
 
 @pytest.fixture

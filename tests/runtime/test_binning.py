@@ -9,8 +9,6 @@ import torch
 import lazyrt
 from tests.harness import DEVICE, thinned
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 EDGES: tuple[list[float], ...] = ([], [1.0], [1.0, 1.0, 2.0, 3.0], [1.0, math.nan], [math.nan, 1.0], [3.0, 1.0, 2.0],
          [*range(17)])  # fmt: skip
 VALUES = torch.tensor([math.nan, 0.0, 1.0, 1.5, 2.0, 9.0, -9.0, math.inf])

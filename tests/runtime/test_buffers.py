@@ -14,8 +14,6 @@ import lazyrt
 from lazyrt.frontend import infer
 from tests.harness import DEVICE, assert_same, grad_of, lazy, run_python, thinned
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32]
 DTYPES += [torch.int64, torch.complex64, torch.complex128]

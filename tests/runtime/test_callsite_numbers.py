@@ -7,7 +7,7 @@ import lazyrt
 from lazyrt.frontend.callsite import number_in
 from tests.harness import DEVICE
 
-pytestmark = pytest.mark.usefixtures("cold_and_fast")
+pytestmark = pytest.mark.usefixtures("cold")
 
 
 class Slotted:

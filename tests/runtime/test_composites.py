@@ -9,8 +9,6 @@ import torch
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, grad_of, recorded
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 
 def filled(x, write):
     """Write to a row of a copy of a tensor that itself needs no gradient, and return it."""

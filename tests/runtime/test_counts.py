@@ -9,8 +9,6 @@ import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, recorded
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 X = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0], [4.0, 1.0, 2.0], [0.0, 0.0, 1.0]])
 CLASSES = torch.tensor([2, 1, 2, 0])
 SOURCE = """

@@ -49,7 +49,7 @@ def test_an_executable_is_listed_with_what_it_holds_and_where_it_came_from(folde
 
     assert entry.holds.startswith("step graph ")
     assert entry.holds.endswith(lazyrt.compiled_graphs()[-1].fingerprint[:8])
-    assert (entry.nodes, entry.tier) == (2, "optimised")
+    assert (entry.nodes, entry.tier) == (2, "fast")
     assert entry.line.startswith("test_disk_cache.py:")
     assert entry.nbytes == files(folder)[0].stat().st_size
     assert entry.in_memory
@@ -113,7 +113,7 @@ def test_a_second_process_lists_what_the_first_one_wrote(tmp_path):
     assert second[0].endswith(" 0")
     assert first[1:] == second[1:]
     assert second[1].startswith("step ")
-    assert second[1].endswith(" optimised script.py:3 True True True")
+    assert second[1].endswith(" fast script.py:3 True True True")
 
 
 @pytest.mark.lazy_only("is about executables of steps")

@@ -473,7 +473,6 @@ def test_a_batch_norm_without_a_gradient_of_its_input_is_compiled():
 @pytest.mark.parametrize("name", ["wav2vec2", "mixtral"])
 def test_a_compiled_model_of_transformers_runs_each_step_in_one_execution(name):
     (family,) = [family for family in FAMILIES if family.name == name]
-    lazyrt.config.compile_tier = "fast"
 
     def train(device):
         torch.manual_seed(0)

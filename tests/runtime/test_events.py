@@ -189,7 +189,7 @@ def test_events_of_a_step_agree_with_each_other():
     assert by_name["BarrierFinished"].step == captured.step
     assert (compiled.purpose, compiled.tier, compiled.source) == (
         "step",
-        "optimised",
+        "fast",
         "xla",
     )
     assert all(

@@ -12,8 +12,6 @@ from tests.conftest import displayed
 from tests.harness import DEVICE, assert_same, cold_start, lazy, recorded
 from tests.runtime.semantics import grid, on_both
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 DATA_DEPENDENT = {
     "nonzero": (lambda x: x.nonzero(), "aten.nonzero.default"),
     "nonzero-tuple": (lambda x: x.nonzero(as_tuple=True)[0], "aten.nonzero.default"),

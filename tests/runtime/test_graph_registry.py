@@ -13,7 +13,7 @@ from lazyrt.execution.dumps import FORMS, text_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
-pytestmark = pytest.mark.usefixtures("cold_and_fast")
+pytestmark = pytest.mark.usefixtures("cold")
 
 
 def on_device(*shape):

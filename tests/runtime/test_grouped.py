@@ -12,8 +12,6 @@ from lazyrt.lowering import convolution
 from lazyrt.lowering.convolution import Geometry
 from tests.harness import DEVICE, assert_same
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 D = torch.float64
 LAYERS = {
     "depthwise": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4, dtype=D),

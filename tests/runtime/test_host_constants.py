@@ -7,7 +7,7 @@ from lazyrt.frontend import host_constants
 from lazyrt.frontend.buffers import value_of
 from tests.harness import DEVICE
 
-pytestmark = [pytest.mark.usefixtures("fast"), pytest.mark.not_eager("looks at nodes")]
+pytestmark = [pytest.mark.not_eager("looks at nodes")]
 
 X = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]])
 CLASSES = torch.tensor([2, 0])

@@ -11,8 +11,6 @@ from lazyrt.frontend.buffers import value_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, cold_start, recorded
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 SOURCE = """
 import torch
 

@@ -174,7 +174,6 @@ SEVERAL_RESULTS = [
 ]
 
 
-@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("op", SEVERAL_RESULTS)
 def test_the_bound_of_pending_ops_ends_a_step_once_all_results_of_an_op_are_kept(op):
     """Else they would stand for other inputs: those of the next step."""

@@ -14,7 +14,7 @@ from lazyrt.errors import LostValueError, LoweringError
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
-pytestmark = pytest.mark.usefixtures("fast", "rules")
+pytestmark = pytest.mark.usefixtures("rules")
 
 UNKNOWN = Primitive("lazyrt_test_unknown")  # to MLIR; its abstract rule passes
 UNKNOWN.def_abstract_eval(lambda x: x)

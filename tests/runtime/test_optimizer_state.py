@@ -14,7 +14,7 @@ from tests.harness import DEVICE, cold_start
 
 pytestmark = [
     pytest.mark.lazy_only("counts compiles of the device"),
-    pytest.mark.usefixtures("cold_and_fast"),
+    pytest.mark.usefixtures("cold"),
 ]
 
 FOREACH, SINGLE, FUSED = {"foreach": True}, {"foreach": False}, {"fused": True}

@@ -50,7 +50,7 @@ class Run:
 
 
 def run_of(script, *, change):
-    with fresh_runtime(), lazyrt.config.scoped(compile_tier="fast"):
+    with fresh_runtime():
         cold_start()
         script.run(change=change)
         graphs = lazyrt.compiled_graphs()

@@ -17,8 +17,6 @@ from lazyrt.frontend import introspection, provenance
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 READS = {
     ".cpu()": lambda t: t.cpu(),
     ".item()": lambda t: t.sum().item(),

@@ -14,8 +14,6 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, recorded, step_fingerprints
 from tests.runtime.semantics import slow_but
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 MODULE = torch.get_device_module(DEVICE)
 
 DRAWS = {

@@ -7,17 +7,10 @@ from scipy import special, stats  # type: ignore[import-untyped]
 from torch.distributions import Beta, Binomial, Dirichlet, Gamma, Poisson
 
 import lazyrt
-from lazyrt import config
 from tests.harness import DEVICE
 
 # The seed is fixed, so a test that passes once passes always.
 SIGMAS = 5.0
-
-
-@pytest.fixture(autouse=True)
-def quick_compiles():
-    with config.scoped(compile_tier="fast"):
-        yield
 
 
 @pytest.mark.lazy_only("counts what runs")

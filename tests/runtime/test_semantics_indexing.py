@@ -7,8 +7,6 @@ import torch
 from tests.harness import lazy
 from tests.runtime.semantics import grid, on_both, outcome, slow_but
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 ROWS = torch.tensor([0, 2, 3])
 
 

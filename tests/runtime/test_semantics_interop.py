@@ -19,8 +19,6 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, lazy, recorded
 from tests.runtime.semantics import grid, on_both
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 # ---------------------------------------------------------------- numpy and DLPack
 
 

@@ -10,8 +10,6 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, lazy, recorded
 from tests.runtime.semantics import grid, on_both, outcome
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 NAN, INF = math.nan, math.inf
 # Without a subnormal number: XLA on the CPU flushes those to zero.
 ODD = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1e-37, 3e38, -1.5, 2.5])

@@ -33,8 +33,6 @@ from tests.harness import DEVICE, lazy
 from tests.runtime.semantics import grid, on_both, slow_but
 from tests.runtime.test_semantics_training import X, filled, network, randn
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 V, B = randn(3), randn(4, 3)
 
 

@@ -8,8 +8,6 @@ import lazyrt
 from tests.harness import DEVICE, lazy
 from tests.runtime.semantics import grid, on_both, outcome, slow_but
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 PAIRS = torch.complex(grid(3), -grid(3))
 
 

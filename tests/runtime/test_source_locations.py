@@ -12,7 +12,7 @@ from tests.harness import DEVICE
 
 pytestmark = [
     pytest.mark.lazy_only("is about recorded steps"),
-    pytest.mark.usefixtures("cold_and_fast"),
+    pytest.mark.usefixtures("cold"),
 ]
 
 

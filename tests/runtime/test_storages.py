@@ -17,7 +17,6 @@ from tests.runtime.semantics import grid, on_both
 
 # torch warns of typed storages once in a process.
 pytestmark = [
-    pytest.mark.usefixtures("fast"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
 ]
 

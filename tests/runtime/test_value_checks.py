@@ -9,8 +9,6 @@ from lazyrt.errors import LostValueError
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 
 def far(x):
     return x.new_tensor([1, 5], dtype=torch.int64)

@@ -6,8 +6,6 @@ import torch
 import lazyrt
 from tests.harness import DEVICE, assert_same, lazy
 
-pytestmark = pytest.mark.usefixtures("fast")
-
 X = torch.arange(1.0, 13).reshape(4, 3)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 from typing import Any
 
-import pytest
 import torch
 
 from tests.harness import DEVICE
@@ -61,7 +60,6 @@ def made(device):
     return {key: str(tensor.tolist()) for key, tensor in found.items()}
 
 
-@pytest.mark.usefixtures("fast")
 def test_new_memory_is_filled_as_on_the_cpu_where_the_program_asks_for_that():
     with deterministic():
         expected, found = made("cpu"), made(DEVICE)

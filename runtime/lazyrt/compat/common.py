@@ -55,7 +55,7 @@ def only_one(function: str, argument: str, value: object, *, allowed: object) ->
     """
     if value is not None and value != allowed:
         raise NoEquivalentError(
-            f"{function} got {argument}={value!r}: lazyrt has one device in one process. "
+            f"{function} got {argument}={value!r}: torch_xla's names act on one device in one process. "
             f"Leave {argument} out."
         )
 
@@ -112,8 +112,7 @@ def _several() -> str | None:
     return None
 
 
-# torch_xla's environment variables for execution modes.
-#
+# ------------------------------------------------- environment variables for execution modes
 # A script may set them itself before it asks for the device, so that is when they are read.
 
 SWITCHES = {
@@ -139,7 +138,8 @@ def take_switches() -> None:
         _taken[variable] = text
 
 
-# Objects that are entered again and again: by nested blocks, threads and coroutines at once.
+# -------------------------------------------------------------------------- nested blocks
+# One object is entered again and again: by nested blocks, threads and coroutines at once.
 
 _open: ContextVar[tuple[contextlib.ExitStack, ...]] = ContextVar(
     "lazyrt_compat_blocks", default=()

@@ -1,4 +1,4 @@
-"""`torch_xla.runtime` over lazyrt: one device in one process."""
+"""`torch_xla.runtime` over lazyrt: one device of one process."""
 
 from __future__ import annotations
 

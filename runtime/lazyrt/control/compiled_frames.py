@@ -315,11 +315,17 @@ def _dtype(name: str) -> str:
 
 
 def _of_keys(name: str, was: str, now: str) -> str:
-    devices = [DEVICE_TYPE if "PrivateUse1," in keys else
-               keys.partition("(")[2].split(",")[0].lower() for keys in (was, now)]  # fmt: skip
-    if devices[0] != devices[1]:
-        return f"{_named(name)} is on {devices[1]}, was on {devices[0]}"
+    before, after = _device_of(was), _device_of(now)
+    if before != after:
+        return f"{_named(name)} is on {after}, was on {before}"
     return f"{_named(name)} has the dispatch keys {now}, had {was}"
+
+
+def _device_of(keys: str) -> str:
+    """Return the device of a tensor's dispatch keys, as torch prints them."""
+    if "PrivateUse1," in keys:
+        return DEVICE_TYPE
+    return keys.partition("(")[2].split(",")[0].lower()
 
 
 def _of_states(names: list[str]) -> str:

@@ -213,11 +213,9 @@ def _move(state: Any, sharding: Sharding) -> None:
             "which has one sharding. Shard that tensor."
         )
     require_data(state)
-    run, slot = getattr(state, "run", None), state.slot
     data = shardings.arranged(state.data, None if sharding.is_replicated else sharding)
     if data is not state.data:
         state.rearrange(data)
-        state.run, state.slot = run, slot
 
 
 @functools.cache

@@ -389,13 +389,18 @@ def frozen() -> Iterator[None]:
         _is_frozen.reset(token)
 
 
+def is_frozen() -> bool:
+    """Return whether the caller is inside `frozen()`."""
+    return _is_frozen.get()
+
+
 def check_frozen(nodes: int, reason: str) -> None:
     """Stop the compile of a new step graph inside `frozen()`.
 
     Raises:
         FrozenError: The caller is inside `frozen()`.
     """
-    if _is_frozen.get():
+    if is_frozen():
         raise FrozenError(
             f"a new graph of {nodes:,} {'op' if nodes == 1 else 'ops'} inside frozen(): {reason}. "
             "It would have to be compiled, so nothing ran and its tensors stay pending. Run one "

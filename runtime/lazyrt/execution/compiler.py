@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from lazyrt.execution import cache, process, replicas
 from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.lowering.collectives import ranks_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
+from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 Place = Literal["memory", "disk", "nowhere"]
 """Where an executable is."""
+
+_log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 _MAX_FAREWELL_S = 5.0
@@ -58,19 +62,21 @@ _lock = threading.RLock()  # a finaliser that runs below it may read a tensor
 class _Workers:
     """Daemon threads for XLA: one that is compiling must not keep Python from exiting."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, name: str = "compile") -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = (
             queue.SimpleQueue()
         )
         self._count = count
+        self._name = name
         self._started = False
+        self.running: Future[Any] | None = None
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         if not self._started:
             self._started = True
             process.guard_environment()
             for number in range(self._count):
-                name = f"lazyrt-compile-{number}"
+                name = f"lazyrt-{self._name}-{number}"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
         future: Future[Any] = Future()
         self._jobs.put((future, job))
@@ -79,6 +85,9 @@ class _Workers:
     def _run(self) -> None:
         while True:
             future, job = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            self.running = future
             try:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - handed to whoever waits
@@ -87,6 +96,9 @@ class _Workers:
 
 
 _workers = _Workers(_WORKERS)
+# Nobody waits for an optimised build, so it must not keep the other workers busy.
+_in_background = _Workers(1, "tier-up")
+_not_built: set[str] = set()  # keys of optimised builds that failed in the background
 
 
 def lookup(key: str) -> Any | None:
@@ -225,6 +237,66 @@ def compile_graph(
         LoweringError: XLA refused the module, by both lowering paths.
     """
     key = _graph_key(graph, donated, fast=fast, purpose=purpose, numbered=numbered)
+    build, facts = _build_of(
+        graph, donated, fast, purpose, names, placements, numbered=numbered
+    )
+    return _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+
+
+def tier_up(
+    graph: Canonical,
+    donated: Donated,
+    names: Mapping[int, str],
+    done: Callable[[Any], object],
+) -> None:
+    """Compile the optimised build of a graph in the background, unless that is under way.
+
+    Args:
+        graph: What to compute.
+        donated: As in `compile_graph`.
+        names: As in `compile_graph`.
+        done: Called with the executable, on the thread that compiled it. A build that fails
+            is not tried again, and nothing is called: the fast one goes on.
+    """
+    key = graph_key(graph, donated, fast=False)
+    build, facts = _build_of(graph, donated, False, "tier up", names, None)  # noqa: FBT003
+
+    def finish(future: Future[Any]) -> None:
+        if future.cancelled():
+            return
+        if future.exception() is None:
+            done(future.result())
+        else:
+            _not_built.add(key)
+            _log.info("the optimised build failed", exc_info=future.exception())
+
+    with _lock:
+        if key in _executables or key in _under_way or key in _not_built:
+            return
+        job = _job(key, build, graph.fingerprint, "tier up", "", facts, fast=False)
+        future = _under_way[key] = _in_background.submit(job)
+    future.add_done_callback(finish)
+
+
+def saves_time_in_two_tiers(graph: Canonical, key: str) -> bool:
+    """Return whether to run a graph by its fast build while the optimised one is made.
+
+    Not where the disk has it; nor where the fixed part of a compile, which both builds have,
+    is most of it; nor on several devices or processes, which must run the same build.
+
+    Args:
+        graph: What to compute.
+        key: Of its optimised build.
+    """
+    several = ranks_of(graph.nodes) or mesh_of(graph) is not None
+    return len(graph.nodes) > _FEW and not several and not cache.has(key)
+
+
+def _build_of(
+    graph: Canonical, donated: Donated, fast: bool, purpose: Purpose,  # noqa: FBT001
+    names: Mapping[int, str] | None, placements: Placements | None, *, numbered: bool = False,
+) -> tuple[Callable[[], Any], cache.Facts]:  # fmt: skip
+    """Return what compiles a graph, and what a list of executables says of it."""
     ranks = ranks_of(graph.nodes)
 
     def build() -> Any:
@@ -263,13 +335,13 @@ def compile_graph(
         return replicas.guarded(made, graph) if ranks else made
 
     facts = cache.Facts(
-        holds=f"{purpose} graph {graph.fingerprint[:8]}",
+        holds=f"{'step' if purpose == 'tier up' else purpose} graph {graph.fingerprint[:8]}",
         nodes=len(graph.nodes),
         tier="fast" if fast else "optimised",
         line=_line_of(graph.nodes[-1]) if graph.nodes else "",
         written_s=time.time(),
     )
-    return _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+    return build, facts
 
 
 def _graph_key(
@@ -577,6 +649,16 @@ def _is_done(future: Future[Any], timeout: float | None) -> bool:
 
 @atexit.register
 def _finish() -> None:
-    """Give compiles under way a moment: tearing XLA down below one can crash."""
+    """Let compiles under way end: tearing XLA down below one can crash.
+
+    One that the program waited for gets a moment, since whoever interrupted it wants to
+    leave. An optimised build is waited for, and the next run finds it on the disk.
+    """
     with contextlib.suppress(BaseException):  # the process is ending
-        futures.wait(list(_under_way.values()), _MAX_FAREWELL_S)
+        running = [future for future in _under_way.values() if not future.cancel()]
+        _, late = futures.wait(running, _MAX_FAREWELL_S)
+        if _in_background.running in late:
+            _log.warning(
+                "lazyrt waits for the optimised build of a step; Ctrl-C ends at once"
+            )
+            futures.wait([_in_background.running])

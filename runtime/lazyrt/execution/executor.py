@@ -203,6 +203,8 @@ def _first_of(node: Node) -> Node | None:
 _plans: dict[Any, Plan] = {}
 # The same plans by the `first` of each value: what runs equal values of another call site.
 _first_plans: dict[Any, Plan] = {}
+# Fast executables, each with the optimised one that a background thread has made since.
+_tiered_up: list[tuple[Any, Any]] = []
 
 
 def barrier(
@@ -494,6 +496,8 @@ def _plan(
     start: int,
     boundary: cache_miss.Boundary,
 ) -> Plan:
+    if _tiered_up:
+        _take_optimised_builds()
     key = (tuple(wanted), donated)
     plan = _plans.get(key)
     if plan is not None:
@@ -553,6 +557,13 @@ def _make_plan(
     key = compiler.graph_key(graph, donated_args, fast=fast)
     placements = partitioning.placements_of(graph, _kept_shardings())
     known = compiler.lookup(key)
+    in_two_tiers = (
+        known is None
+        and config.compile_tier == "tiered"
+        and compiler.saves_time_in_two_tiers(graph, key)
+    )
+    if in_two_tiers:  # the optimised build may be under way
+        known = compiler.lookup(compiler.graph_key(graph, donated_args, fast=True))
     ops = _op_counts(graph)
     _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
     record = graph_registry.find(key)
@@ -575,12 +586,19 @@ def _make_plan(
             executable = compiler.compile_graph(
                 graph,
                 donated_args,
-                fast=fast,
+                fast=fast or in_two_tiers,
                 purpose="step",
                 reason=record.cause,
                 names=record.input_names,
                 placements=placements,
             )
+    if in_two_tiers:
+        compiler.tier_up(
+            graph,
+            donated_args,
+            record.input_names,
+            lambda made: _tiered_up.append((executable, made)),
+        )
     return plan_of(
         graph,
         executable,
@@ -590,6 +608,32 @@ def _make_plan(
         ops=ops,
         placements=placements[0] if placements is not None else None,
     )
+
+
+def _take_optimised_builds() -> None:
+    """Let plans run the builds that were made in the background; inside `frozen()`, later."""
+    if cache_miss.is_frozen():
+        return
+    while _tiered_up:
+        fast, made = _tiered_up.pop()
+        found: Plan | None = None
+        for plans in (_plans, _first_plans):
+            for key, plan in plans.items():
+                if plan.executable is fast:
+                    found = plans[key] = dataclasses.replace(
+                        plan,
+                        executable=made,
+                        launch=jax_compat.launcher(made),
+                        nbytes=memory.planned(made),
+                    )
+        if found is not None:
+            events.emit(
+                events.BuildSwapped(
+                    fingerprint=found.graph.fingerprint,
+                    nodes=len(found.graph.nodes),
+                    step=pending.number,
+                )
+            )
 
 
 def _kept_shardings() -> dict[Value, Sharding | None]:

@@ -181,7 +181,7 @@ def _is_view_of_input(node: Node) -> bool:
 def _run(wanted: Iterable[Value]) -> dict[Value, Any]:
     roots = list(wanted)
     graph = canonicalise(roots)
-    fast = config.compile_tier == "fast"
+    fast = config.compile_tier != "optimised"
     executable = compiler.compile_graph(graph, {}, fast=fast, purpose="peek")
     plan = plan_of(graph, executable, roots)
     plan.make_sure_it_fits()

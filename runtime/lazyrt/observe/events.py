@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 Cache = Literal[
     "nodes", "executables", "plans", "slices", "result types", "decompositions", "disk"
 ]  # fmt: skip
-Purpose = Literal["step", "peek", "op", "eager", "op by op", "background"]
+Purpose = Literal["step", "peek", "op", "eager", "op by op", "background", "tier up"]
 Tier = Literal["optimised", "fast"]
 Direction = Literal["to_device", "to_host"]
 Strategy = Literal["memo", "slice", "op by op", "reuse"]
@@ -177,6 +177,15 @@ class CompileFinished(Event):
     nodes: int
     duration_ns: int
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSwapped(Event):
+    """From this step on a graph runs by its optimised build; see `config.compile_tier`."""
+
+    fingerprint: str
+    nodes: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

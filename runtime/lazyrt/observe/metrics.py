@@ -38,6 +38,7 @@ NAMES = (
     "op_by_op_executions", "op_by_op_cache_hits", "op_by_op_repeats", "background_compiles",
     "background_executions", "background_cache_hits", "evictions", "frames_compiled",
     "frames_recompiled", "frames_uncompiled", "graph_breaks_compiled", "graph_breaks_reached",
+    "tier_up_compiles",
 )  # fmt: skip
 
 _ORIGINAL = {
@@ -57,6 +58,7 @@ _COMPILE_NAMES: dict[Purpose, str] = {
     "eager": "EagerOpCompileTime",
     "op by op": "lazyrt::OpByOpCompileTime",
     "background": "lazyrt::BackgroundCompileTime",
+    "tier up": "lazyrt::TierUpCompileTime",
 }
 _EXECUTE_NAMES: dict[Purpose, str] = {
     "step": "ExecuteTime",
@@ -276,7 +278,7 @@ class Metrics:
         sample = self._add(name, ns, graph, reason=event.reason)
         if purpose == "step":
             self._in_barrier.append(sample)
-        else:
+        elif purpose != "tier up":  # which nobody waits for
             (self._peeked if purpose in {"peek", "op"} else self._single).append(sample)
 
     def _count_execution(self, event: events.ExecuteFinished) -> None:

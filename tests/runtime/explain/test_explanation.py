@@ -13,7 +13,7 @@ from tests.harness import DEVICE, cold_start, recorded
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
-    pytest.mark.usefixtures("cold_and_fast"),
+    pytest.mark.usefixtures("cold"),
 ]
 
 

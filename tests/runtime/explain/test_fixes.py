@@ -17,7 +17,7 @@ from tests.runtime.explain.shared import compiles_of, ones
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
-    pytest.mark.usefixtures("cold_and_fast"),
+    pytest.mark.usefixtures("cold"),
 ]
 held: list[Any] = []
 

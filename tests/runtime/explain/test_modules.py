@@ -10,7 +10,7 @@ from tests.runtime.explain.shared import latest, ones, the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
-    pytest.mark.usefixtures("cold_and_fast"),
+    pytest.mark.usefixtures("cold"),
 ]
 
 

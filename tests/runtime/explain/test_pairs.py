@@ -16,7 +16,7 @@ from tests.runtime.explain.test_table import logger
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
-    pytest.mark.usefixtures("cold_and_fast"),
+    pytest.mark.usefixtures("cold"),
 ]
 
 

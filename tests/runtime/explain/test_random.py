@@ -13,7 +13,7 @@ from tests.graphs import BINARY, SHAPE, UNARY, Program
 from tests.harness import DEVICE, cold_start
 from tests.runtime.test_random_programs import written
 
-pytestmark = pytest.mark.usefixtures("cold_and_fast")
+pytestmark = pytest.mark.usefixtures("cold")
 
 
 def other_op(program, rng):

@@ -22,9 +22,6 @@ pytestmark = pytest.mark.lazy_only("is about compiled steps")
 @pytest.fixture(autouse=True)
 def _cold():
     cold_start()
-    lazyrt.config.compile_tier = "fast"
-    yield
-    lazyrt.config.compile_tier = "optimised"
 
 
 def on_device(*shape, dtype=torch.float32):
