@@ -932,15 +932,18 @@ def test_an_executable_that_gives_memory_away_is_not_run_where_somebody_holds_it
     assert [float(each[0]) for each in held] == [2.0, 3.0, 4.0]
 
 
-def test_a_process_that_ends_waits_for_its_compiles_though_one_of_them_has_failed(
+def test_a_process_that_ends_waits_for_running_compiles_and_gives_up_queued_ones(
     monkeypatch,
 ):
-    failed, late = Future[None](), Future[None]()
+    failed, late, queued = Future[None](), Future[None](), Future[None]()
     failed.set_exception(LazyRuntimeError("refused"))
-    monkeypatch.setattr(compiler, "_under_way", {"one": failed, "other": late})
+    late.set_running_or_notify_cancel()
+    under_way = {"one": failed, "other": late, "third": queued}
+    monkeypatch.setattr(compiler, "_under_way", under_way)
     timer = threading.Timer(0.05, late.set_result, (None,))
     timer.start()
 
     compiler._finish()
 
-    assert late.done()
+    assert late.result() is None
+    assert queued.cancelled()
