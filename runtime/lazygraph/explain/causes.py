@@ -5,6 +5,7 @@ The order of the rows is their rank: what stands higher takes an edit that both 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -835,10 +836,11 @@ def _regrouped(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 def _holder(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    name = claims[0].fact.row.name
-    return {
-        "keeper": f"{name[: name.rindex('[')]}.append" if name.endswith("]") else "f"
-    }
+    kept = _OF_LIST.fullmatch(claims[0].fact.row.name)
+    return {"keeper": f"{kept[1]}.append" if kept else "f"}
+
+
+_OF_LIST = re.compile(r"([\w.]+)\[\d+\]")
 
 
 def _is_kept(fact: Fact) -> bool:
@@ -904,8 +906,8 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
         c.b[user] for m in claims for k in m.fact.row.vertices for user in c.b.users[k]
     ]
     known = {c.source.expression(vertex.site, vertex.op): None for vertex in readers}
-    texts = [text for text, _ in known if text]
     names = [name for _, name in known if name]
+    texts = [text for text, name in known if text and (name or not names)]
     many = len(claims) > 1
     within = f" in {listed(texts)}" if texts else ""
     if 0 < len(texts) < len(claims):  # others stand there, too
@@ -997,7 +999,7 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "before_number": len(old.operands),
         "now_number": len(new.operands),
         "variable": name,
-        "sizes": other if len(other) == 1 else (),
+        "sizes": tuple({*other}) if len({*other}) == 1 else (),
         "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
     }  # fmt: skip
 
@@ -1099,12 +1101,35 @@ def _reads_tensor(fact: Fact) -> bool:
 PATH_FIX = "choose the path once, or with `torch.where`; each path costs one compile"
 
 
+def _with_operands(c: Comparison, fact: Fact) -> Closure:
+    """What follows from an op, and the operands that it alone reads."""
+    found, more = spread.downstream(c, fact), spread.alone(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    return found
+
+
 @cause(
-    "code_path", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    "code_path", of="argument", spread=_with_operands, group=_call, more=_argument,
     says="code path changed: {argument}{at} is {new}, was {old}", fix=PATH_FIX,
 )  # fmt: skip
 def _other_argument(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return _same_op(fact) and _reads_tensor(fact)
+
+
+@cause(
+    "new_input", of="input", spread=spread.reading, group=_direction,
+    more=_new_or_gone("read", "not read", "read", "was_read"),
+    says="input {called} {text} is {read}{at}, was {was_read} in {graph_before}{others}",
+    fix="read the same inputs in each step: give one that some batches lack a neutral value (a mask "
+    "of ones, zeros); each set of inputs costs one compile",
+)  # fmt: skip
+def _new_input(c: Comparison, fact: Fact) -> bool:
+    other = c.a if fact.is_new else c.b
+    return (
+        bool(fact.row.name)
+        and fact.row.name not in other.read
+        and (fact.is_new or fact.is_gone)
+    )
 
 
 def _path(c: Comparison, claims: list[Claim]) -> Fields:

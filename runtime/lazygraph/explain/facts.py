@@ -508,11 +508,12 @@ def update_ops(side: Side) -> Table:
 
 @of_pairs
 def casts(comparison: Comparison) -> Iterator[Fact]:
-    """Conversions of one side alone, where what follows computes in another dtype."""
+    """Conversions of one side alone of what both sides have."""
     for side, is_now in ((comparison.b, True), (comparison.a, False)):
         for k in sorted(side.unmatched):
             vertex = side[k]
-            if vertex.op.startswith(_CONVERSION) and not vertex.backward:
+            known = any(side.partner[o] >= 0 for o, _ in vertex.operands)
+            if vertex.op.startswith(_CONVERSION) and known and not vertex.backward:
                 dtype = dtype_of(vertex.types[0])
                 row = Row(dtype, dtype, vertices=(k,), site=vertex.site)
                 yield Fact("cast", None if is_now else row, row if is_now else None)

@@ -213,7 +213,7 @@ Kind = Literal[
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
-    "code_path", "wiring", "guard",
+    "new_input", "code_path", "wiring", "guard",
 ]  # fmt: skip
 
 _SHOWN = 3

@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from lazygraph.explain.model import OptimizerNote
 from lazygraph.numbers import duration_text, plural
 from lazygraph.readable import Readable
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
@@ -26,7 +27,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lazygraph.explain.model import Explanation, GuardNote, OptimizerNote
+    from lazygraph.explain.model import Explanation, GuardNote
     from lazyrt.ir.fingerprint import Canonical
 
 
@@ -459,6 +460,7 @@ def encode_record(record: CompiledGraph) -> bytes:
         "root_names": [[k, *name] for k, name in snapshot.root_names.items()],
         "random": sorted(snapshot.random),
         "modules": sorted(snapshot.modules),
+        "optimizers": key.optimizers,
         "results": [[op, _numbered(site, sites), name] for op, site, name in record.results],
         "sites": [
             None if s is None else [s.file, s.line, s.function, s.cell] for s in sites
@@ -503,6 +505,15 @@ def _record(data: Any) -> CompiledGraph:
         ended_by=boundaries[0],
         began_after=boundaries[1],
         fallbacks=tuple(boundaries[2:]),
+        optimizers=tuple(
+            OptimizerNote(
+                name,
+                tuple(
+                    (str(o), str(text), bool(is_true)) for o, text, is_true in options
+                ),
+            )
+            for name, options in data.get("optimizers", ())  # older records have none
+        ),
     )
     nodes = snapshot.nodes
     return CompiledGraph(
