@@ -38,12 +38,11 @@ def fresh_runtime():
     graph_registry.clear()  # a new graph is explained by those before it, which match for seconds
     torch.manual_seed(0)
     lazyrt.reset_counters()
-    checks = torch.distributions.Distribution._validate_args
+    # TorchDynamo, once a test has compiled, switches them off for the whole process.
+    torch.distributions.Distribution.set_default_validate_args(__debug__)
     try:
         yield
     finally:
-        # TorchDynamo switches the checks of distributions off for the whole process.
-        torch.distributions.Distribution.set_default_validate_args(checks)
         for name, (value, origin) in before.items():
             config.set(name, value, origin=origin)
 

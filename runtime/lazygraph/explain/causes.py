@@ -5,6 +5,7 @@ The order of the rows is their rank: what stands higher takes an edit that both 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -345,12 +346,42 @@ def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
 )  # fmt: skip
 def _module_call(c: Comparison, fact: Fact) -> bool:
     scope = fact.row.more["scope"]
-    other = c.a if fact.is_new else c.b
     return (
         bool(scope)
         and scope not in c.switched
         and not any(in_scope(scope, path) for path in c.modules)
-        and all(vertex.scope != scope for vertex in other.vertices)
+        and not _ran(c.a if fact.is_new else c.b, fact.row)
+        and not _reads_parameters_of(c, scope)
+    )
+
+
+def _reads_parameters_of(c: Comparison, scope: str) -> bool:
+    """Return whether both graphs read parameters of a module: then both have called it.
+
+    An op that equals one of an earlier step has the module that recorded it first.
+    """
+    names = c.a.read & c.b.read
+    return any(in_scope(scope, name.rpartition(".")[0]) for name in names)
+
+
+def _ran(side: Side, row: Row) -> bool:
+    """Return whether a graph has something of a module's call, or of its children's.
+
+    The outermost module's scope is its class: what its function records is in the same function.
+    """
+    scope, site = row.more["scope"], row.site
+    paths = {name.rpartition(".")[0] for name in side.names}
+    is_outermost = not any(in_scope(scope, path) for path in paths)
+    return any(
+        vertex.scope == scope
+        or vertex.scope.startswith(f"{scope}.")
+        or (
+            is_outermost
+            and site is not None
+            and vertex.site is not None
+            and (vertex.site.file, vertex.site.function) == (site.file, site.function)
+        )
+        for vertex in side.vertices
     )
 
 
@@ -426,6 +457,41 @@ def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 # Optimizers -------------------------------------------------------------------------------------
+
+
+def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
+    facts = [claim.fact for claim in claims]
+    named = [f for f in facts if f.row.name and f.before and f.now]
+    texts = [
+        f"`{f.row.name}` of {f.row.more['optimizer']} is {f.now.text}, was {f.before.text}"
+        for f in named
+        if f.now and f.before
+    ]
+    if not texts:
+        kinds = [
+            Counter(n.name for n in side.record.key.optimizers) for side in (c.a, c.b)
+        ]
+        went, came = (listed(one - other) for one, other in (kinds, kinds[::-1]))
+        before = c.a.record.name
+        texts = [
+            f"{came} in the place of {went}"
+            if came and went
+            else f"{came} updates parameters, did not in {before}"
+            if came
+            else f"{went} updates no parameters, did in {before}"
+        ]
+    return {"options": "; ".join(dict.fromkeys(texts))}
+
+
+@cause(
+    "update", of="option", spread=spread.on_line, more=_options_of,
+    group=lambda fact: bool(fact.row.name), says="optimizer changed{at}: {options}",
+    fix="make optimizers and set their options before the loop, and call the same ones in each step: "
+    "each choice of what they compute costs a compile",
+)  # fmt: skip
+def _option(c: Comparison, fact: Fact) -> bool:
+    is_option = fact.before is not None and fact.now is not None
+    return bool(c.a.updated & c.b.updated) and (is_option or not fact.row.name)
 
 
 @cause(
@@ -780,16 +846,23 @@ def _regrouped(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 def _holder(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    name = claims[0].fact.row.name
-    return {
-        "keeper": f"{name[: name.rindex('[')]}.append" if name.endswith("]") else "f"
-    }
+    kept = _OF_LIST.fullmatch(claims[0].fact.row.name)
+    return {"keeper": f"{kept[1]}.append" if kept else "f"}
+
+
+_OF_LIST = re.compile(r"([\w.]+)\[\d+\]")
 
 
 def _is_kept(fact: Fact) -> bool:
-    """Return whether the program keeps a result; backward and modules keep the others."""
+    """Return whether the program keeps a result; backward and modules keep the others.
+
+    What another line computes now is kept because the program takes another path.
+    """
     holders = {"module", "buffer", "optimizer", "gradient"}
-    return bool(fact.row.name) and fact.row.more["holder"] not in holders
+    row = fact.row
+    return (
+        bool(row.name) and row.more["holder"] not in holders and not row.more["moved"]
+    )
 
 
 @cause(
@@ -843,8 +916,8 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
         c.b[user] for m in claims for k in m.fact.row.vertices for user in c.b.users[k]
     ]
     known = {c.source.expression(vertex.site, vertex.op): None for vertex in readers}
-    texts = [text for text, _ in known if text]
     names = [name for _, name in known if name]
+    texts = [text for text, name in known if text and (name or not names)]
     many = len(claims) > 1
     within = f" in {listed(texts)}" if texts else ""
     if 0 < len(texts) < len(claims):  # others stand there, too
@@ -912,7 +985,9 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     place, values = next(
         ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
     )
+    place -= new.op in c.b.snapshot.random  # the state of random numbers comes first
     name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
+    called = name or c.source.parameter(new.op, place)
     types = [*zip(old.types, new.types, strict=False)]
     before, now = next((pair for pair in types if pair[0] != pair[1]), ("", ""))
     if len(old.types) != len(new.types):
@@ -924,9 +999,9 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "op": new.op,
         "at": at(new.site),
         "call": f"`{call}`" if (call := c.source.call(new.site, new.op)) else new.op,
-        "argument": f"`{name}` of {new.op}" if name else f"argument {place} of {new.op}",
-        "old": values[0],
-        "new": values[1],
+        "argument": f"`{called}` of {new.op}" if called else f"argument {place} of {new.op}",
+        "old": _A_TENSOR.get(values[0], values[0]),
+        "new": _A_TENSOR.get(values[1], values[1]),
         "before_type": before,
         "now_type": now,
         "before_dtype": dtype_of(before),
@@ -934,11 +1009,12 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "before_number": len(old.operands),
         "now_number": len(new.operands),
         "variable": name,
-        "sizes": other if len(other) == 1 else (),
+        "sizes": tuple({*other}) if len({*other}) == 1 else (),
         "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
     }  # fmt: skip
 
 
+_A_TENSOR = {OPERAND: "a tensor"}
 _AS_TENSOR = (
     "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on varying"
 )
@@ -968,7 +1044,9 @@ def _dtypes(fact: Fact) -> tuple[list[str], list[str]]:
     return [*map(dtype_of, old.types)], [*map(dtype_of, new.types)]
 
 
-_DTYPE_FIX = "keep one dtype, and use autocast either always or never"
+_DTYPE_FIX = (
+    "convert models and data once, before the loop; use autocast either always or never"
+)
 
 
 @cause(
@@ -982,7 +1060,12 @@ def _dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return _same_op(fact) and old != new and not _follows_too(fact)
 
 
-def _conversions(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+def _has_line(side: Side, row: Row) -> bool:
+    """Return whether a graph has anything of a row's line."""
+    return position(row.site) in side.lines
+
+
+def _conversions(c: Comparison, claims: list[Claim]) -> Fields:
     parts = []
     for word, rows in (
         ("more", [m.fact.row for m in claims if m.fact.is_new]),
@@ -991,12 +1074,19 @@ def _conversions(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
         if rows:
             dtypes = ", ".join(sorted({row.text for row in rows}))
             parts.append(f"{plural(len(rows), 'conversion')} {word} to {dtypes}")
-    return {"casts": " and ".join(parts)}
+    fact = claims[0].fact
+    if not _has_line(c.a if fact.is_new else c.b, fact.row):
+        text = c.source.statement(fact.row.site)
+        return {
+            "casts": ": " + " and ".join(parts),
+            "by": f" by `{text}`" if text else "",
+        }
+    return {"casts": ", as under autocast: " + " and ".join(parts), "by": ""}
 
 
 cause(
     "dtype", of="cast", spread=spread.downstream, more=_conversions, fix=_DTYPE_FIX,
-    says="dtype changed: {casts}{at}, as under autocast",
+    says="dtype changed{casts}{by}{at}",
 )(_always)  # fmt: skip
 
 
@@ -1021,28 +1111,76 @@ def _reads_tensor(fact: Fact) -> bool:
 PATH_FIX = "choose the path once, or with `torch.where`; each path costs one compile"
 
 
+def _with_operands(c: Comparison, fact: Fact) -> Closure:
+    """What follows from an op, and the operands that it alone reads."""
+    found, more = spread.downstream(c, fact), spread.alone(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    return found
+
+
 @cause(
-    "code_path", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    "code_path", of="argument", spread=_with_operands, group=_call, more=_argument,
     says="code path changed: {argument}{at} is {new}, was {old}", fix=PATH_FIX,
 )  # fmt: skip
 def _other_argument(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return _same_op(fact) and _reads_tensor(fact)
 
 
-def _path(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+@cause(
+    "new_input", of="input", spread=spread.reading, group=_direction,
+    more=_new_or_gone("read", "not read", "read", "was_read"),
+    says="input {called} {text} is {read}{at}, was {was_read} in {graph_before}{others}",
+    fix="read the same inputs in each step: give one that some batches lack a neutral value (a mask "
+    "of ones, zeros); each set of inputs costs one compile",
+)  # fmt: skip
+def _new_input(c: Comparison, fact: Fact) -> bool:
+    other = c.a if fact.is_new else c.b
+    return (
+        bool(fact.row.name)
+        and fact.row.name not in other.read
+        and (fact.is_new or fact.is_gone)
+    )
+
+
+def _path(c: Comparison, claims: list[Claim]) -> Fields:
     facts = [claim.fact for claim in claims]
-    parts = []
+    parts = [
+        _lines(c, rows, word)
+        for word, rows in (
+            ("new", [f.row for f in facts if f.is_new]),
+            ("gone", [f.row for f in facts if f.is_gone]),
+        )
+        if rows
+    ]
     for word, rows in (
-        ("new", [f.row for f in facts if f.is_new]),
-        ("gone", [f.row for f in facts if f.is_gone]),
         ("there more often", [f.row for f in facts if _grew(f) > 0]),
         ("there less often", [f.row for f in facts if _grew(f) < 0]),
     ):
         if rows:
-            are = "are" if len({row.text for row in rows}) > 1 else "is"
-            ops = listed(row.text for row in rows)
-            parts.append(f"{ops}{at(rows[0].site)} {are} {word}")
+            parts.append(_ops(rows, word))
     return {"path": "; ".join(parts), "variable": ""}
+
+
+def _ops(rows: list[Row], word: str) -> str:
+    are = "are" if len({row.text for row in rows}) > 1 else "is"
+    scopes = {row.more["scope"] for row in rows}
+    module = f" in module `{min(scopes)}`" if len(scopes) == 1 and min(scopes) else ""
+    ops = listed(row.text for row in rows)
+    return f"{ops}{module}{at(rows[0].site)} {are} {word}"
+
+
+def _lines(c: Comparison, rows: list[Row], word: str) -> str:
+    """Return which lines one graph has alone, quoted, with their ops; or else which ops."""
+    other = c.a if word == "new" else c.b
+    alone = [row for row in rows if not _has_line(other, row)]
+    text = c.source.statement(alone[0].site) if alone else ""
+    if not text:
+        return _ops(rows, word)
+    lines = len({str(row.site) for row in alone})
+    more = f" and {plural(lines - 1, 'more line')}" if lines > 1 else ""
+    are = "are" if lines > 1 else "is"
+    ops = listed(row.text for row in alone)
+    return f"`{text}`{at(alone[0].site)}{more} {are} {word}: {ops}"
 
 
 def _grew(fact: Fact) -> int:
@@ -1057,4 +1195,4 @@ cause(
 )(_always)  # fmt: skip
 
 
-_add_results(lambda fact: not fact.row.name)
+_add_results(lambda fact: not fact.row.name or fact.row.more["moved"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import is_view, position
@@ -330,13 +331,14 @@ def numbers(side: Side) -> Table:
 @of_pairs
 def results(comparison: Comparison) -> Iterator[Fact]:
     """Tensors that are alive at the boundary on one side alone."""
-    for side, ranks, is_now in (
-        (comparison.b, comparison.new_results, True),
-        (comparison.a, comparison.gone_results, False),
+    for side, other, ranks, is_now in (
+        (comparison.b, comparison.a, comparison.new_results, True),
+        (comparison.a, comparison.b, comparison.gone_results, False),
     ):
         for k in ranks:
             vertex, index = side.roots[k]
-            name = side.root_name(k)
+            name, partner = side.root_name(k), side.partner[vertex]
+            sites = side[vertex].site, other[partner].site
             type_ = side[vertex].types[index]
             called = (
                 f"`{name.text}` {type_}" if name else f"{type_} of {side[vertex].op}"
@@ -351,7 +353,8 @@ def results(comparison: Comparison) -> Iterator[Fact]:
                 more={
                     "holder": name.holder if name else "",
                     "backward": side[vertex].backward,
-                    "matched": side.partner[vertex] >= 0,
+                    "matched": partner >= 0,
+                    "moved": partner >= 0 and position(sites[0]) != position(sites[1]),
                 },
             )
             yield Fact("result", None if is_now else row, row if is_now else None)
@@ -466,6 +469,22 @@ def update_lines(side: Side) -> set[Position]:
     }
 
 
+@table("option")
+def options(side: Side) -> Table:
+    """Optimizers by their class, and their options; a number counts as zero or not."""
+    found: Table = {}
+    lines = update_lines(side)
+    site = next((v.site for v in side.vertices if position(v.site) in lines), None)
+    seen: Counter[str] = Counter()
+    for note in side.record.key.optimizers:
+        seen[note.name] += 1
+        key, more = (note.name, seen[note.name]), {"optimizer": note.name}
+        found[key] = Row("", note.name, site=site, more=more)
+        for place, (name, text, is_true) in enumerate(note.options):
+            found[key, place] = Row(is_true, text, name, site=site, more=more)
+    return found
+
+
 @table("update_ops")
 def update_ops(side: Side) -> Table:
     """The ops of each line that updates parameters."""
@@ -489,11 +508,12 @@ def update_ops(side: Side) -> Table:
 
 @of_pairs
 def casts(comparison: Comparison) -> Iterator[Fact]:
-    """Conversions of one side alone, where what follows computes in another dtype."""
+    """Conversions of one side alone of what both sides have."""
     for side, is_now in ((comparison.b, True), (comparison.a, False)):
         for k in sorted(side.unmatched):
             vertex = side[k]
-            if vertex.op.startswith(_CONVERSION) and not vertex.backward:
+            known = any(side.partner[o] >= 0 for o, _ in vertex.operands)
+            if vertex.op.startswith(_CONVERSION) and known and not vertex.backward:
                 dtype = dtype_of(vertex.types[0])
                 row = Row(dtype, dtype, vertices=(k,), site=vertex.site)
                 yield Fact("cast", None if is_now else row, row if is_now else None)
@@ -600,8 +620,8 @@ def visits(side: Side) -> Table:
 def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
     """Return how often a loop ran, before and now; None where a line is no other loop.
 
-    Each round records the same ops: every count that differs does by as many for each round. What
-    is the same in all rounds is recorded once. Most of what the line records is of the rounds.
+    Most of what the line records is recorded in every round, and grows as the rounds do. The rest
+    is recorded once, or once for each round but the first.
 
     Args:
         counts: How often the line recorded each op, before and now.
@@ -609,11 +629,14 @@ def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
     other = [pair for pair in counts.values() if pair[0] != pair[1]]
     if not other or not all(min(pair) for pair in other):
         return None
-    n, m = min(other)
+    weights: Counter[Fraction] = Counter()
+    for old, new in other:
+        weights[Fraction(new, old)] += max(old, new)
+    growth, weight = weights.most_common(1)[0]
+    n, m = min(pair for pair in other if Fraction(pair[1], pair[0]) == growth)
     if any((new - old) % (m - n) or (new > old) != (m > n) for old, new in other):
         return None
-    most = sum(max(pair) for pair in counts.values())
-    return (n, m) if 2 * sum(max(pair) for pair in other) >= most else None
+    return (n, m) if 2 * weight >= sum(map(max, counts.values())) else None
 
 
 _JOINS = ("aten.cat", "aten.stack")
@@ -817,6 +840,9 @@ def computed_before(comparison: Comparison) -> Iterator[Fact]:
             continue
         if origin.graph in comparison.parts:
             continue
+        behind = b.downstream([leaf], lambda _: True)
+        if b.unmatched.issuperset(behind) and not follows_from(b, leaf):
+            continue  # only what is new reads it
         row = _input_row(b, leaf)
         root = made.get(row.name)
         if origin.graph == a.record.name:

@@ -38,6 +38,19 @@ class GuardNote(NamedTuple):
     site: SourceLocation | None
 
 
+class OptimizerNote(NamedTuple):
+    """An optimizer that updates parameters in a step.
+
+    Attributes:
+        name: Its class.
+        options: Of each group of parameters, an option's name with its text and whether its value
+            is true: a number that is zero chooses another path, and others are inputs.
+    """
+
+    name: str
+    options: tuple[tuple[str, str, bool], ...]
+
+
 class Key(Protocol):
     """What an executable, and a graph's place in the program, depend on; see `StepKey`."""
 
@@ -61,6 +74,8 @@ class Key(Protocol):
     def cell(self) -> int | None: ...  # noqa: D102
     @property
     def guards(self) -> tuple[GuardNote, ...]: ...  # noqa: D102
+    @property
+    def optimizers(self) -> tuple[OptimizerNote, ...]: ...  # noqa: D102
 
 
 class Record(Protocol):
@@ -110,6 +125,12 @@ class Source(Protocol):
     def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
 
+    def parameter(self, op: str, position: int) -> str:
+        """Return what an op's schema calls an argument; empty where unknown."""
+
+    def statement(self, site: SourceLocation | None) -> str:
+        """Return a line of the program, shortened to one sentence's length; empty where unknown."""
+
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
 
@@ -131,6 +152,14 @@ class QuotedSource:
     def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op; see `Source`."""
         return self._noted(self._source.call(site, op))
+
+    def parameter(self, op: str, position: int) -> str:
+        """Return what an op's schema calls an argument."""
+        return self._source.parameter(op, position)
+
+    def statement(self, site: SourceLocation | None) -> str:
+        """Return a line of the program; see `Source`."""
+        return self._noted(self._source.statement(site))
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
@@ -158,6 +187,14 @@ class NoSource:
         """Return an empty text."""
         return ""
 
+    def parameter(self, op: str, position: int) -> str:  # noqa: ARG002
+        """Return an empty name."""
+        return ""
+
+    def statement(self, site: SourceLocation | None) -> str:  # noqa: ARG002
+        """Return an empty line."""
+        return ""
+
     def takes_tensor(self, op: str, position: int) -> bool:  # noqa: ARG002
         """Return False."""
         return False
@@ -176,7 +213,7 @@ Kind = Literal[
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
-    "code_path", "wiring", "guard",
+    "new_input", "code_path", "wiring", "guard",
 ]  # fmt: skip
 
 _SHOWN = 3

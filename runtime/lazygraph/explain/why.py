@@ -575,6 +575,29 @@ def _with_series(cause: Cause, sizes: list[int]) -> Cause:
     )
 
 
+_LENGTHS = ("input_shape", "parameter_shape", "loop_count")
+
+
+def _fold_shapes(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Return causes, a shape that changed as an input or a loop did counted with those.
+
+    A program that makes a tensor as long as another one, or joins the results of all rounds.
+    """
+    found = list(causes)
+    for shape in causes:
+        if shape.kind != "shape" or not shape.sizes:
+            continue
+        lengths = (
+            c for c in found if c.kind in _LENGTHS and {*shape.sizes} <= {*c.sizes}
+        )
+        length = min(lengths, key=lambda c: _LENGTHS.index(c.kind), default=None)
+        if length is not None:
+            edits = map(sum, zip(length.edits, shape.edits, strict=True))
+            found[found.index(length)] = replace(length, edits=EditCounts(*edits))
+            found.remove(shape)
+    return tuple(found)
+
+
 def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     """Return causes, a loop with as many rounds as an input is long behind that input.
 
@@ -590,22 +613,10 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
         >>> with_lengths((of_two_layers, seq))[1].text
         'it came 12 times, with the length of `seq`'
     """
+    causes = _fold_shapes(causes)
     loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
     if loop is None:
         return causes
-    # What joins the results of all rounds is as long as there are rounds.
-    follow = [
-        c
-        for c in causes
-        if c.kind == "shape" and c.sizes and {*c.sizes} <= {*loop.sizes}
-    ]
-    if follow:
-        edits = map(sum, zip(loop.edits, *(c.edits for c in follow), strict=True))
-        whole = replace(loop, edits=EditCounts(*edits))
-        causes = tuple(
-            whole if cause is loop else cause for cause in causes if cause not in follow
-        )
-        loop = whole
     kinds = {"input_shape", "parameter_shape"}
     lengths = [c for c in causes if c.kind in kinds]
     length = next((c for c in lengths if {*loop.sizes} & {*c.sizes}), None)

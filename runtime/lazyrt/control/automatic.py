@@ -12,8 +12,9 @@ from torch.optim.optimizer import (
 from lazyrt.arguments import require_flag
 from lazyrt.config import config
 from lazyrt.control import marks, status
-from lazyrt.control.rollback import note_optimizer, note_update
+from lazyrt.control.rollback import note_optimizer, note_update, optimizers_of_step
 from lazyrt.errors import UsageError
+from lazyrt.execution.cache_miss import set_optimizers
 from lazyrt.frontend import optimizer_state
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
@@ -56,6 +57,7 @@ def _updates_lazy(optimizer: torch.optim.Optimizer) -> bool:
 def install() -> None:
     """Let a barrier follow each `optimizer.step()` outside `step()`; note the last barrier."""
     status.install()
+    set_optimizers(optimizers_of_step)
     register_optimizer_step_pre_hook(_before_optimizer_step)
     register_optimizer_step_post_hook(_after_optimizer_step)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from lazygraph.explain.model import OptimizerNote
 from lazyrt.control import marks
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
@@ -33,6 +34,8 @@ from lazyrt.ir.live import (
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lazyrt.ir.node import Value
     from lazyrt.observe.events import SourceLocation
 
@@ -289,6 +292,25 @@ def note_update(optimizer: torch.optim.Optimizer) -> None:
     number, times = _updates.get(optimizer, (-1, 0))
     times = times + 1 if number == pending.number else 1
     _updates[optimizer] = (pending.number, times)
+
+
+def optimizers_of_step() -> tuple[OptimizerNote, ...]:
+    """Return the optimizers that have updated parameters in the pending step."""
+    return tuple(
+        OptimizerNote(type(optimizer).__name__, tuple(_options(optimizer)))
+        for optimizer, (number, _) in _updates.items()
+        if number == pending.number
+    )
+
+
+def _options(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, bool]]:
+    """Yield the options that choose what is computed: the learning rate is an input."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if name not in {"params", "lr", "initial_lr"} and not isinstance(
+                value, torch.Tensor
+            ):
+                yield name, repr(value), bool(value)
 
 
 def discarded_graph() -> Graph | None:

@@ -34,7 +34,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazygraph.explain.model import GuardNote
+    from lazygraph.explain.model import GuardNote, OptimizerNote
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Value
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 # meant, gives no name rather than a wrong one.
 
 
-_MAX_LINES = 20_000
-_MAX_TEXT = 40
+_MAX_TEXTS = 20_000
+_MAX_TEXT = 60
 
 
 class UserSource:
     """What the source of the user's program says of arguments and numbers."""
 
     def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
-        """Return the expression of an argument, or the name of the argument in torch."""
+        """Return the expression of an argument, such as `self.eps`; empty where unknown."""
         return argument_name(site, op, position)
 
     def call(self, site: SourceLocation | None, op: str) -> str:
@@ -62,6 +62,15 @@ class UserSource:
         mine = [call for call in calls if _callee(call) in _spellings(op)]
         text = ast.unparse(mine[0]) if len(mine) == 1 else ""
         return text if len(text) <= _MAX_TEXT else ""
+
+    def parameter(self, op: str, position: int) -> str:
+        """Return what an op's schema calls an argument; empty where unknown."""
+        return name_in_schema(op, position)
+
+    def statement(self, site: SourceLocation | None) -> str:
+        """Return a line of the program, shortened to one sentence's length; empty where unknown."""
+        text = linecache.getline(site.file, site.line).strip() if site else ""
+        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
@@ -143,7 +152,7 @@ def _spellings(op: str) -> set[str]:
 def _calls(site: SourceLocation) -> Iterator[ast.Call]:
     """Yield the calls whose text covers a line."""
     lines = linecache.getlines(site.file)
-    if not 0 < site.line <= len(lines) <= _MAX_LINES:
+    if not 0 < site.line <= len(lines) <= _MAX_TEXTS:
         return
     try:
         tree = ast.parse("".join(lines))
@@ -209,6 +218,7 @@ _fallbacks: deque[tuple[str, SourceLocation | None]] = deque(maxlen=_MAX_FALLBAC
 _guards: deque[GuardNote] = deque(maxlen=_MAX_GUARDS)
 _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
+_optimizers: Callable[[], tuple[OptimizerNote, ...]] = tuple
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
 _cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_cell`
 
@@ -217,6 +227,12 @@ def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
     """Tell how to find the user's names of buffers, by their identity."""
     global _namer
     _namer = namer
+
+
+def set_optimizers(optimizers: Callable[[], tuple[OptimizerNote, ...]]) -> None:
+    """Tell how to find the optimizers that update parameters in the pending step."""
+    global _optimizers
+    _optimizers = optimizers
 
 
 def set_mode(mode: Callable[[], str]) -> None:
@@ -280,6 +296,7 @@ def describe(
         rules=compiler.given_rules(graph),
         cell=_cell(),
         guards=tuple(_guards),
+        optimizers=_optimizers(),
     )
     record = graph_registry.create(
         key, graph, snapshot_of(graph, names, origins, modules), step

@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from lazygraph.explain.model import OptimizerNote
 from lazygraph.numbers import duration_text, plural
 from lazygraph.readable import Readable
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
@@ -60,6 +61,7 @@ class StepKey:
         rules: The user's own rules that lower it, and how often one had been registered.
         cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
         guards: Why `torch.compile` compiled functions again since the graph before.
+        optimizers: Those that update parameters in the step.
     """
 
     fingerprint: str
@@ -74,6 +76,7 @@ class StepKey:
     rules: tuple[tuple[str, int], ...] = ()
     cell: int | None = None
     guards: tuple[GuardNote, ...] = ()
+    optimizers: tuple[OptimizerNote, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -457,6 +460,7 @@ def encode_record(record: CompiledGraph) -> bytes:
         "root_names": [[k, *name] for k, name in snapshot.root_names.items()],
         "random": sorted(snapshot.random),
         "modules": sorted(snapshot.modules),
+        "optimizers": key.optimizers,
         "results": [[op, _numbered(site, sites), name] for op, site, name in record.results],
         "sites": [
             None if s is None else [s.file, s.line, s.function, s.cell] for s in sites
@@ -501,6 +505,15 @@ def _record(data: Any) -> CompiledGraph:
         ended_by=boundaries[0],
         began_after=boundaries[1],
         fallbacks=tuple(boundaries[2:]),
+        optimizers=tuple(
+            OptimizerNote(
+                name,
+                tuple(
+                    (str(o), str(text), bool(is_true)) for o, text, is_true in options
+                ),
+            )
+            for name, options in data.get("optimizers", ())  # older records have none
+        ),
     )
     nodes = snapshot.nodes
     return CompiledGraph(

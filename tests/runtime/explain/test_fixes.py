@@ -140,7 +140,7 @@ CASES: dict[Any, tuple[str, str]] = {
     grown_model: ("module_added", "build the model before the loop"),
     one_tensor_twice: ("same_input", "y.clone()"),
     accumulated: ("carried_over", "zero_grad(set_to_none=False)"),
-    option: ("update", "set them before the loop"),
+    option: ("update", "set their options before the loop"),
     handed_state: ("state_became_input", "create it before the first step"),
     list_of_results: ("carried_over", "loss.item()"),
     held_copy: ("donation", "drop the other reference"),

@@ -53,6 +53,37 @@ def test_an_input_without_a_name_has_the_line_that_reads_it():
     assert the_cause("input_shape").text.startswith("input (read at test_inputs.py:")
 
 
+@pytest.mark.parametrize("masked", [(False, True), (True, False)])
+def test_an_input_that_some_steps_lack_is_named_with_its_line(masked):
+    x, mask = ones(4, 8), ones(4, 8)
+    for is_masked in masked:
+        with lazyrt.step():
+            h = (x * 2).exp().tanh()
+            if is_masked:
+                h = h.masked_fill(mask.bool(), 0.0)
+            loss = h.sum()
+
+    assert loss.dim() == 0
+    cause = the_cause("new_input")
+    assert cause.variable == "mask"
+    words = ("read", "not read") if masked[1] else ("not read", "read")
+    assert cause.text.startswith(
+        f"input `mask` f32[4,8] is {words[0]} at test_inputs.py:"
+    )
+    assert cause.text.endswith(f", was {words[1]} in graph.1")
+
+
+def test_a_tensor_made_as_long_as_an_input_is_no_second_cause():
+    def embed(x):
+        with lazyrt.step():
+            return (x + torch.arange(x.shape[1], device=DEVICE)).sum()
+
+    for length in (4, 6):
+        embed(ones(2, length))
+
+    assert the_cause("input_shape").sizes == ((4, 6),)
+
+
 def test_an_incomplete_last_batch_is_one_cause_with_forward_backward_and_update():
     model = nn.Linear(3, 2).to(DEVICE)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -43,6 +43,28 @@ def test_a_list_that_keeps_a_value_is_named_with_the_line_and_the_closure_form()
     assert cause.edits.added == 3
 
 
+def test_another_path_comes_before_what_it_keeps_of_the_same_values():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+
+    def step(*, mixes):
+        with lazyrt.step():
+            h = (x.tanh() @ x.relu()).exp().sin().cos()
+            if mixes:
+                y = h @ x
+                loss = (y * 0.3).sum() + (y * 0.7).square().sum()
+            else:
+                loss = (h @ x).sum()
+            return (loss, y) if mixes else loss
+
+    step(mixes=False)
+    step(mixes=True)
+
+    top = explained()[-1].top
+    assert top.kind == "code_path", explained()[-1]
+    assert "`loss = (y * 0.3).sum() + (y * 0.7).square().sum()`" in top.text
+
+
 def test_the_fix_for_a_kept_value_compiles_nothing_after_the_first_step():
     x = ones(4, 4)
     history: list[torch.Tensor] = []

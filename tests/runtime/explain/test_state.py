@@ -54,6 +54,24 @@ def test_a_state_that_each_step_hands_to_the_next_is_told_once_with_what_made_it
     assert len(lazyrt.compiled_graphs()) == 2
 
 
+def test_a_result_of_the_step_before_that_a_new_line_reads_is_no_state():
+    net, x = nn.Linear(4, 3).to(DEVICE), ones(2, 4)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept = []
+    for number in range(3):
+        out = net(x)
+        sgd.zero_grad()
+        out.square().mean().backward()
+        sgd.step()
+        if number == 1:
+            best = out.argmax(1)
+            kept.append(best)
+
+    top = latest().top
+    assert top.kind == "live_tensor", str(latest())
+    assert top.variable in {"best", "kept[0]"}
+
+
 def test_gradients_that_accumulate_are_named_with_the_step_that_left_them():
     model, x = nn.Linear(3, 2).to(DEVICE), ones(2, 3)
     for _ in range(2):

@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_another_branch_names_the_op_and_its_line_even_after_many_equal_steps():
+def test_another_branch_quotes_its_line_even_after_many_equal_steps():
     x = ones(4, 4)
     lazyrt.mark_step()
 
@@ -32,7 +32,8 @@ def test_another_branch_names_the_op_and_its_line_even_after_many_equal_steps():
     cause = the_cause("code_path")
     line = step.__code__.co_firstlineno + 4
     assert cause.text == (
-        f"code path changed: `aten.relu.default` at test_visits.py:{line} is new"
+        f"code path changed: `y = y.relu()` at test_visits.py:{line} is new: "
+        "`aten.relu.default`"
     )
     assert cause.edits == (
         1,
@@ -59,6 +60,51 @@ def test_an_op_in_the_place_of_another_one_is_new_and_the_other_one_gone():
     assert "`aten.relu.default` at test_visits.py:" in found.text
     assert "is gone" in found.text
     assert found.unexplained == 0
+
+
+def test_ops_more_on_a_line_that_ran_once_are_no_loop():
+    x, y = ones(4, 4), ones(4, 4)
+    lazyrt.mark_step()
+
+    def attend(mask):
+        with lazyrt.step():
+            bias = x * 2 + y * 3
+            # One line, as a library's module is: a mask is merged with what was there.
+            scores = (x.view(2, 8).relu().view(4, 4) @ y.view(8, 2).tanh().view(4, 4) + (bias if mask is None else (bias.view(2, 8) + mask.view(2, 8)).view(4, 4)))  # fmt: skip
+            return scores.sum()
+
+    attend(None)
+    attend(x)
+
+    found = explained()[-1]
+    assert kinds(found) == ["code_path"], found
+
+
+def test_an_argument_of_a_librarys_op_has_its_name_in_torch():
+    dropout, x = nn.Dropout(0.1).to(DEVICE), ones(4, 4)
+    lazyrt.mark_step()
+    for dropout.p in (0.1, 0.3):
+        with lazyrt.step():
+            y = dropout(x)
+
+    assert y.shape == x.shape
+    cause = the_cause("baked_constant")
+    assert "constant changed: `p` of aten.native_dropout.default" in cause.text
+    assert cause.text.endswith(" is 0.3, was 0.1")
+
+
+def test_an_operand_that_was_absent_is_a_tensor_now():
+    x, weight = ones(4, 3), ones(3)
+    target = torch.zeros(4, dtype=torch.int64).to(DEVICE)
+    lazyrt.mark_step()
+    for given in (None, weight):
+        with lazyrt.step():
+            loss = nn.functional.cross_entropy(x, target, weight=given)
+
+    assert loss.dim() == 0
+    text = the_cause("code_path").text
+    assert "`weight` of aten.nll_loss_forward.default" in text
+    assert " is a tensor, was None" in text
 
 
 class Skips(nn.Module):
