@@ -5,6 +5,7 @@ import gc
 import linecache
 import sys
 import tomllib
+import weakref
 from typing import Any
 
 import pytest
@@ -558,3 +559,22 @@ def test_a_stage_that_torch_xlas_bridge_never_had_is_refused():
     with pytest.raises(UsageError, match=r"'four'.*one of 'one', 'three', 'five'"):
         lazyrt.dynamo.bridge("four")  # type: ignore[arg-type]
     assert lazyrt.config.dynamo_bridge == "one"
+
+
+def test_what_a_compile_leaves_as_garbage_is_no_result_of_the_step():
+    def record_garbage():
+        made = [torch.ones(2).to(DEVICE) * 2]
+        made.append(made)
+        return weakref.ref(made[0])
+
+    gc.disable()
+    try:
+        torch.compile(lambda x: x + 1, backend="lazyrt")(torch.ones(2).to(DEVICE))
+        with_compile = record_garbage()
+        lazyrt.mark_step()
+        without = record_garbage()
+        lazyrt.mark_step()
+        assert with_compile() is None
+        assert without() is not None
+    finally:
+        gc.enable()
