@@ -279,7 +279,7 @@ def _record(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     _group_products(graph)
     _stack_numbers(graph)
     parts = _split(graph)
-    if parts is not None and parts[0]:
+    if parts is not None and (parts[0] or any(map(_is_on_host, _inputs_of(parts[1])))):
         return _Mixed(graph, *parts)
     provenance.note_generated_lines(graph)
     forward = graph.forward

@@ -442,10 +442,23 @@ def differentiated_linear(
 def is_followed() -> bool:
     """Return whether something looks at each op on its way: a transform, a tangent, a mode."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
+        _has_dispatch_mode()
         or is_transformed()
         or forward_ad._current_level >= 0
     )
+
+
+def _has_dispatch_mode() -> bool:
+    """Return whether a dispatch mode looks at ops.
+
+    The one in which AOTAutograd makes a graph's first call does not count: it looks at the
+    results of custom ops alone, and what it sees is recorded as ever.
+    """
+    count = torch._C._len_torch_dispatch_stack()
+    if count != 1:
+        return count > 0
+    mode = torch._C._get_dispatch_stack_at(0)
+    return type(mode).__name__ != "_AnalyzeCustomOpInputOutputMode"
 
 
 def is_transformed() -> bool:
