@@ -441,11 +441,7 @@ def differentiated_linear(
 
 def is_followed() -> bool:
     """Return whether something looks at each op on its way: a transform, a tangent, a mode."""
-    return (
-        _has_dispatch_mode()
-        or is_transformed()
-        or forward_ad._current_level >= 0
-    )
+    return _has_dispatch_mode() or is_transformed() or forward_ad._current_level >= 0
 
 
 def _has_dispatch_mode() -> bool:
