@@ -37,6 +37,7 @@ from lazyrt.frontend.torch_compat import (
     OpOverload,
     aot_backend,
     aten,
+    below_autograd,
     dynamo_is_loaded,
     foreach_copy_,
     is_lazy,
@@ -356,7 +357,8 @@ class _Mixed:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Return the graph's results."""
-        row = [*args, *self._host(*self._take_host_inputs(args))]
+        with below_autograd():  # no graph is made here, and views cost half
+            row = [*args, *self._host(*self._take_host_inputs(args))]
         numbers: list[float] = []
         for holder in self._take_holders(row):
             found = holder.tolist()
@@ -404,6 +406,7 @@ def _part(
     for node in nodes:
         copies[node] = made.node_copy(node, copies.__getitem__)
     made.output([copies[node] for node in results])
+    made.eliminate_dead_code()  # such as elements of a vector that the device reads whole
     module = torch.fx.GraphModule(graph, made)
     provenance.note_generated_lines(module)
     code: Callable[..., Sequence[Any]] = module.forward
