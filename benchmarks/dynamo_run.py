@@ -178,6 +178,17 @@ def _overlap(step: Step, steps: int) -> float:
         lazyrt.wait()
         executed = sum(each.executed for each in counts)
         _wait_for(lambda: len(device) >= executed)
+    return overlap_of(turns, barriers, device)
+
+
+def overlap_of(turns: _Spans, barriers: _Spans, device: _Spans) -> float:
+    """Return how much of the tracing is done while the device works, in per cent.
+
+    Args:
+        turns: When each step began and ended on the host, in order.
+        barriers: When its barriers did.
+        device: When the device worked.
+    """
     tracing = list(_without(turns, barriers))
     both = sum(
         max(0, min(end, stop) - max(start, begin))
