@@ -75,7 +75,9 @@ def run(options: Namespace) -> Report:
     for training in (True,) if options.training else (False, True):
         tables.append(_speed_ups(models, options, training=training))
     if not options.only:
-        tables.append(_peers(options.steps))
+        peers, waiting = _peers(options.steps)
+        tables.append(peers)
+        goals += waiting
     return Report(
         name=f"dynamo: {SUMMARY}",
         facts={**facts, "xla": "fast tier, nothing cached on disk"},
@@ -223,8 +225,8 @@ def _phases(steps: int) -> list[Table]:
             phases,
         ),
         Table(
-            "ms of a step and its parts; overlap is the share of the shorter of host and device "
-            "that a loop hides",
+            "ms of a step and its parts; overlap is how much of the tracing a loop does while "
+            "the device works (of the device's time, where that is shorter)",
             columns,
             parts,
         ),
@@ -345,12 +347,14 @@ def _cpu_speed_ups(name: str, options: Namespace, training: bool) -> dict[str, f
     return {options.backend: eager / waiting_ms(compiled, options.steps)}
 
 
-def _peers(steps: int) -> Table:
+def _peers(steps: int) -> tuple[Table, list[Goal]]:
     """Return a waiting step of one model on lazyrt, torch's own ways, jax, and torch_xla."""
+    import torch
+
     import lazyrt
     from benchmarks import devices, jax_steps
     from benchmarks.dynamo_models import MODELS, batch_of
-    from benchmarks.dynamo_run import make_step, waiting_ms
+    from benchmarks.dynamo_run import guards_ms, make_step, waiting_ms
 
     ways = {
         f"lazyrt, {name}": step for name, step in _ways(_PHASED, training=True).items()
@@ -362,20 +366,35 @@ def _peers(steps: int) -> Table:
     rows: list[list[Cell]] = [
         [way, waiting_ms(step, steps)] for way, step in ways.items()
     ]
-    told = "BERT with 2 layers"
-    with lazyrt.config.scoped(barrier_after_optimizer=False):
+    told = f"BERT with {bert.LAYERS} layers"
+    # What jax.jit compiles is optimised, too.
+    with lazyrt.config.scoped(barrier_after_optimizer=False, compile_tier="optimised"):
         training = bert.Training(devices.open_device("lazyrt"), "adamw")
         training.run(_WARM_UP)
-        jitted = jax_steps.same_graph(training)
         lazy = bert.time_waiting(training, steps)["step"]
-    jax_steps.time_waiting(jitted, _WARM_UP)
+        plain = training.step
+        training.step = torch.compile(plain, backend="lazyrt")  # type: ignore[method-assign]
+        training.run(_WARM_UP)
+        jitted = jax_steps.same_graph(training)
+        jax_steps.time_waiting(jitted, _WARM_UP)
+        compiled, of_jax = [], []
+        for _ in range(4):  # in turn, since other programs run, too
+            compiled += bert.time_waiting(training, steps)["step"]
+            of_jax += jax_steps.time_waiting(jitted, steps)["step"]
+        guards = guards_ms(training.step, steps)
     rows += [
         [f"{told}: lazyrt, lazy", min(lazy)],
-        [f"{told}: jax.jit of its graph", min(jax_steps.time_waiting(jitted, steps)["step"])],
+        [f"{told}: lazyrt, step compiled", min(compiled)],
+        [f"{told}: of it TorchDynamo's look-up and guards", guards],
+        [f"{told}: jax.jit of its graph, donated", min(of_jax)],
         [f"{told}: torch_xla lazy, {recorded.ORIGIN}", recorded.TORCH_XLA_ADAMW.step_ms],
         [f"{told}: torch_xla compiled, 4 executions", recorded.TORCH_XLA_COMPILED.step_ms],
     ]  # fmt: skip
-    return Table(f"ms of a training step that waits, {_PHASED}", ("", "step"), rows)
+    table = Table(f"ms of a training step that waits, {_PHASED}", ("", "step"), rows)
+    share = min(compiled) / (min(of_jax) + guards)
+    return table, [
+        ratio_goal("step compiled, waiting, of jax.jit and guards", share, 1.2)
+    ]
 
 
 # ----------------------------------------------------------------- steps of the host's table

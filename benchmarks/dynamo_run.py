@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ import lazyrt
 from lazyrt.observe.events import BarrierFinished, ExecuteFinished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -67,28 +69,22 @@ class Parts:
         barriers: Of the host, in barriers.
         device: Of each execution, by the barrier's cause.
         wall: From the step's begin until the device is idle.
-        mean_wall: The same, as a mean.
         loop: Mean wall time of a step in a loop that waits only at its end.
+        overlap: In such a loop, how much of the tracing is done while the device works, in per
+            cent; of the device's time, where that is shorter.
     """
 
     tracing: float
     barriers: float
     device: dict[str, float]
     wall: float
-    mean_wall: float
     loop: float
+    overlap: float
 
     @property
     def on_device(self) -> float:
         """All executions together."""
         return sum(self.device.values())
-
-    @property
-    def overlap(self) -> float:
-        """The share, in per cent, of the shorter of host's and device's work that the loop hides."""
-        host = self.tracing + self.barriers
-        shorter = min(host, self.on_device)
-        return 100 * max(0.0, min(1.0, (self.mean_wall - self.loop) / shorter))
 
 
 def take_apart(step: Step, steps: int) -> Parts:
@@ -97,12 +93,8 @@ def take_apart(step: Step, steps: int) -> Parts:
         _whole(step)
     gc.collect()
     barriers: list[Any] = []
-    ends: list[Any] = []
     walls, hosts, inside = [], [], []
-    with (
-        lazyrt.subscribe(barriers.append, BarrierFinished),
-        lazyrt.subscribe(ends.append, ExecuteFinished),
-    ):
+    with lazyrt.subscribe(barriers.append, BarrierFinished):
         for _ in range(steps):
             first = len(barriers)
             start = time.perf_counter()
@@ -115,20 +107,135 @@ def take_apart(step: Step, steps: int) -> Parts:
             hosts.append(host - in_barriers)
             inside.append(in_barriers)
             del result
+    return Parts(
+        1e3 * min(hosts),
+        1e3 * min(inside),
+        _device_ms(step, steps),
+        1e3 * min(walls),
+        _loop(step, steps),
+        _overlap(step, steps),
+    )
+
+
+def _device_ms(step: Step, steps: int) -> dict[str, float]:
+    """Return the least milliseconds of each execution of a step, by its barrier's cause.
+
+    Each is waited for before the host goes on: the thread that notices ends needs the interpreter.
+    """
+    barriers: list[Any] = []
+    ends: list[Any] = []
+
+    def wait_for(barrier: Any) -> None:
+        barriers.append(barrier)
+        lazyrt.wait()
+
+    with (
+        lazyrt.subscribe(wait_for, BarrierFinished),
+        lazyrt.subscribe(ends.append, ExecuteFinished),
+    ):
+        for _ in range(steps):
+            result = step()
+            lazyrt.mark_step()
+            del result
         _wait_for(lambda: len(ends) >= sum(each.executed for each in barriers))
     causes = {each.step: each.cause for each in barriers if each.executed}
     device: dict[str, list[float]] = {cause: [] for cause in causes.values()}
     for end in ends:
         if end.step in causes:
             device[causes[end.step]].append(end.duration_ns / 1e6)
-    return Parts(
-        1e3 * min(hosts),
-        1e3 * min(inside),
-        {cause: min(times) for cause, times in device.items() if times},
-        1e3 * min(walls),
-        1e3 * statistics.fmean(walls),
-        _loop(step, steps),
+    return {cause: min(times) for cause, times in device.items() if times}
+
+
+_Spans = list[tuple[int, int]]
+
+
+def _overlap(step: Step, steps: int) -> float:
+    """Return the overlap of a loop, from when each traces and executes."""
+    device: _Spans = []
+    barriers: _Spans = []
+    turns: _Spans = []
+    counts: list[Any] = []
+
+    def noting(spans: _Spans) -> Callable[[Any], None]:
+        def note(event: Any) -> None:
+            end = time.perf_counter_ns()
+            spans.append((end - event.duration_ns, end))
+
+        return note
+
+    with (
+        _prompt_threads(),
+        lazyrt.subscribe(noting(device), ExecuteFinished),
+        lazyrt.subscribe(noting(barriers), BarrierFinished),
+        lazyrt.subscribe(counts.append, BarrierFinished),
+    ):
+        for _ in range(steps):
+            start = time.perf_counter_ns()
+            result = step()
+            lazyrt.mark_step()
+            turns.append((start, time.perf_counter_ns()))
+            del result
+        lazyrt.wait()
+        executed = sum(each.executed for each in counts)
+        _wait_for(lambda: len(device) >= executed)
+    return overlap_of(turns, barriers, device)
+
+
+def overlap_of(turns: _Spans, barriers: _Spans, device: _Spans) -> float:
+    """Return how much of the tracing is done while the device works, in per cent.
+
+    Args:
+        turns: When each step began and ended on the host, in order.
+        barriers: When its barriers did.
+        device: When the device worked.
+    """
+    tracing = list(_without(turns, barriers))
+    both = sum(
+        max(0, min(end, stop) - max(start, begin))
+        for start, end in tracing
+        for begin, stop in device
     )
+    shorter = min(sum(b - a for a, b in spans) for spans in (tracing, device))
+    return 100 * both / shorter
+
+
+@contextlib.contextmanager
+def _prompt_threads() -> Iterator[None]:
+    """Let the thread that notices ends take the interpreter at once from one that traces."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _without(turns: _Spans, barriers: _Spans) -> Iterator[tuple[int, int]]:
+    """Yield what is left of some spans without those inside them; both are in order."""
+    for start, end in turns:
+        begin = start
+        for first, last in barriers:
+            if start <= first < end:
+                yield begin, first
+                begin = last
+        yield begin, end
+
+
+def guards_ms(step: Step, steps: int) -> float:
+    """Return the milliseconds of a step in which TorchDynamo looks for compiled code."""
+    step()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
+        for _ in range(steps):
+            step()
+            lazyrt.mark_step()
+    found: list[float] = [
+        each.cpu_time_total
+        for each in profile.key_averages()
+        if each.key == "TorchDynamo Cache Lookup"
+    ]
+    return sum(found) / 1e3 / steps
 
 
 def waiting_ms(step: Step, steps: int) -> float:

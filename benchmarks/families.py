@@ -29,6 +29,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, default=3, help="training steps of each (default 3)"
     )
+    parser.add_argument(
+        "--compiled", action="store_true", help="train what torch.compile makes of them"
+    )
 
 
 def run(options: Namespace) -> Report:
@@ -36,20 +39,30 @@ def run(options: Namespace) -> Report:
     from benchmarks.family_run import difference, observe, train
     from lazyrt.config import config
 
+    compiled = options.compiled
+
     facts = machine.facts()
     rows: list[list[Cell]] = []
     notes: list[str] = []
     goals: list[Goal] = []
     with config.scoped(compile_tier="fast", cache_dir=None):
         for family in _chosen(options.families):
-            expected = train(family, "cpu", options.steps)
-            actual, observed = observe(family, options.steps)
+            try:
+                expected = train(family, "cpu", options.steps, compiled=compiled)
+            except RuntimeError as error:
+                if not compiled:
+                    raise
+                failure = type(error).__name__  # torch's own, whatever the device
+                notes.append(f"{family.name}: compiled for the CPU it raises {failure}")
+                continue
+            actual, observed = observe(family, options.steps, compiled=compiled)
             apart = difference(actual, expected)
             rows.append(_row(family, observed, apart, options.steps))
             notes += _notes(family, observed, options.steps)
             goals += _goals(family, observed, apart)
             sys.stderr.write(f"{family.name}: {observed.seconds:.1f} s\n")
-    title = f"{options.steps} steps of SGD, next to the same on the CPU"
+    how = "SGD, compiled" if compiled else "SGD"
+    title = f"{options.steps} steps of {how}, next to the same on the CPU"
     return Report(f"families: {SUMMARY}", facts, [Table(title, _COLUMNS, rows)], goals, notes)  # fmt: skip
 
 

@@ -109,13 +109,21 @@ class Step:
     gradients: dict[str, torch.Tensor | None]
 
 
-def train(family: Family, device: str, steps: int = STEPS) -> list[Step]:
+def train(
+    family: Family, device: str, steps: int = STEPS, *, compiled: bool = False
+) -> list[Step]:
     """Train a fresh model by SGD and return each step's loss and gradients.
 
-    They are read after the barrier of the optimizer, so that reading cuts nothing.
+    They are read after the barrier of the optimizer, so that reading cuts nothing. A model that
+    is compiled for the CPU runs its graphs as they are.
     """
     torch.manual_seed(0)
     model = family.build().to(device)
+    called: Any = model
+    if compiled:
+        torch.compiler.reset()  # it compiles one function at most eight times
+        backend = "aot_eager" if device == "cpu" else "lazyrt"
+        called = torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
     for number in range(steps):
@@ -124,7 +132,7 @@ def train(family: Family, device: str, steps: int = STEPS) -> list[Step]:
             for name, value in family.batch(number).items()
         }
         optimizer.zero_grad()
-        loss = family.loss(model, batch)
+        loss = family.loss(called, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         gradients = {
@@ -135,7 +143,9 @@ def train(family: Family, device: str, steps: int = STEPS) -> list[Step]:
     return found
 
 
-def observe(family: Family, steps: int = STEPS) -> tuple[list[Step], Observed]:
+def observe(
+    family: Family, steps: int = STEPS, *, compiled: bool = False
+) -> tuple[list[Step], Observed]:
     """Train on the lazy device with nothing compiled beforehand, and say what it did."""
     lazyrt.mark_step()
     lazyrt.clear_caches()
@@ -149,7 +159,7 @@ def observe(family: Family, steps: int = STEPS) -> tuple[list[Step], Observed]:
         events.BarrierFinished,
     )
     with lazyrt.subscribe(observed, *kinds):
-        found = train(family, "lazyrt", steps)
+        found = train(family, "lazyrt", steps, compiled=compiled)
     observed.seconds = time.perf_counter() - start
     return found, observed
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.dynamo_run import Fit, Parts
+from benchmarks.dynamo_run import Fit, overlap_of
 from benchmarks.pool import XLA_PYTHON
 
 
@@ -147,8 +147,9 @@ def test_a_fit_finds_the_line_and_how_sure_it_is():
     assert rough.slope_error > 0.01
 
 
-def test_the_overlap_of_a_loop_is_a_share_of_the_shorter_work():
-    hidden = Parts(4.0, 1.0, {"forward": 1.0, "backward": 1.0}, 7.0, 7.0, 6.0)
+def test_the_overlap_of_a_loop_is_the_tracing_that_is_done_while_the_device_works():
+    turns, barriers = [(0, 10), (10, 20)], [(8, 10), (18, 20)]
 
-    assert hidden.on_device == 2.0
-    assert hidden.overlap == 50.0
+    assert overlap_of(turns, barriers, [(9, 14), (19, 24)]) == 40.0
+    assert overlap_of(turns, barriers, [(9, 10), (20, 29)]) == 0.0
+    assert overlap_of(turns, barriers, [(2, 4), (12, 14)]) == 100.0

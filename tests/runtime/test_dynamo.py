@@ -5,6 +5,7 @@ import gc
 import linecache
 import sys
 import tomllib
+import weakref
 from typing import Any
 
 import pytest
@@ -367,10 +368,10 @@ def test_a_call_that_is_looked_up_gives_the_graph_that_its_ops_give():
         tensors = [t.tolist() for t in (*results[:3], y)]
         return bool(ran), fingerprint, tensors, y._version - version
 
-    followed, first, again = step(), step(), step()
+    first, again, third = step(), step(), step()
 
-    assert (first[0], again[0]) == (True, False)
-    assert again[1:] == first[1:] == followed[1:]
+    assert (first[0], again[0], third[0]) == (True, False, False)
+    assert third[1:] == again[1:] == first[1:]
     assert first[2][1] == [[4.0, 5.0, 6.0]]
     assert first[2][3] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 
@@ -558,3 +559,39 @@ def test_a_stage_that_torch_xlas_bridge_never_had_is_refused():
     with pytest.raises(UsageError, match=r"'four'.*one of 'one', 'three', 'five'"):
         lazyrt.dynamo.bridge("four")  # type: ignore[arg-type]
     assert lazyrt.config.dynamo_bridge == "one"
+
+
+def test_what_a_compile_leaves_as_garbage_is_no_result_of_the_step():
+    def record_garbage():
+        made = [torch.ones(2).to(DEVICE) * 2]
+        made.append(made)
+        return weakref.ref(made[0])
+
+    gc.disable()
+    try:
+        torch.compile(lambda x: x + 1, backend="lazyrt")(torch.ones(2).to(DEVICE))
+        with_compile = record_garbage()
+        lazyrt.mark_step()
+        without = record_garbage()
+        lazyrt.mark_step()
+        assert with_compile() is None
+        assert without() is not None
+    finally:
+        gc.enable()
+
+
+def test_numbers_of_the_cpu_that_backward_reads_leave_each_call_a_look_up(monkeypatch):
+    def op_by_op(*args):
+        raise AssertionError("a graph's ops were called one by one")
+
+    def program(x):
+        return x.square() / torch.tensor(3.0).log()
+
+    monkeypatch.setattr(RecordedCall, "_run", op_by_op)
+    compiled = torch.compile(program, backend="lazyrt")
+    host = torch.linspace(1, 2, 3)
+    for _ in range(2):
+        x, expected = (t.requires_grad_() for t in (host.to(DEVICE), host.clone()))
+        compiled(x).sum().backward()
+        program(expected).sum().backward()
+        assert_same(x.grad, expected.grad, 1e-6)

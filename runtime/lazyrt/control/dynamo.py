@@ -17,7 +17,9 @@ each call, and the numbers that the device reads of them are inputs of the step.
 
 from __future__ import annotations
 
+import gc
 import operator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,10 +37,13 @@ from lazyrt.frontend.torch_compat import (
     OpOverload,
     aot_backend,
     aten,
+    below_autograd,
     dynamo_is_loaded,
     foreach_copy_,
     is_lazy,
     name_backend,
+    never_trace_beneath,
+    on_dynamo_compile,
     patch_default_compiler,
     patch_openxla,
     skip_packages_in_dynamo,
@@ -47,6 +52,8 @@ from lazyrt.frontend.torch_compat import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from lazyrt.execution.executor import BarrierHook
+    from lazyrt.frontend.torch_compat import CompileFigures
     from lazyrt.observe.events import BarrierStarted
 
 NAMES = ("lazyrt", "lazyviz")
@@ -89,12 +96,47 @@ def install() -> None:
     follow("dynamo_bridge", _follow)
     _follow(config.dynamo_bridge)
     skip_packages_in_dynamo(NOT_TRACED)
+    never_trace_beneath(_calls_no_program)
     compiled_frames.install()
+    on_dynamo_compile(_note_compile)
     patch_default_compiler(dynamo_backend)
     patch_openxla(dynamo_backend)
     if dynamo_is_loaded():
         for name in NAMES:
             name_backend(name, dynamo_backend)
+
+
+def _calls_no_program(file: str) -> bool:
+    """Return whether a file is lazyrt's and its functions call none of the program's.
+
+    Those of `control` do: a closure, what a decorator wraps, what a dry run records.
+    """
+    return provenance.is_own_file(file) and not file.startswith(_CONTROL)
+
+
+_CONTROL = f"{Path(__file__).parent}/"
+
+
+def _note_compile(_figures: CompileFigures) -> None:
+    """Have the next barrier free what TorchDynamo has left of a compile.
+
+    Its variables refer to each other and to the program's values, such as a model's outputs. As
+    garbage these would be results of this step, and the next step would be another program.
+    """
+    global _collecting
+    if _collecting is None:
+        _collecting = on_barrier(_collect)
+
+
+def _collect(_started: BarrierStarted) -> None:
+    global _collecting
+    if _collecting is not None:
+        _collecting.close()
+        _collecting = None
+        gc.collect()
+
+
+_collecting: BarrierHook | None = None
 
 
 # --------------------------------------------------- executions as with torch_xla's bridge
@@ -238,7 +280,7 @@ def _record(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     _group_products(graph)
     _stack_numbers(graph)
     parts = _split(graph)
-    if parts is not None and parts[0]:
+    if parts is not None and (parts[0] or any(map(_is_on_host, _inputs_of(parts[1])))):
         return _Mixed(graph, *parts)
     provenance.note_generated_lines(graph)
     forward = graph.forward
@@ -315,7 +357,8 @@ class _Mixed:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Return the graph's results."""
-        row = [*args, *self._host(*self._take_host_inputs(args))]
+        with below_autograd():  # no graph is made here, and views cost half
+            row = [*args, *self._host(*self._take_host_inputs(args))]
         numbers: list[float] = []
         for holder in self._take_holders(row):
             found = holder.tolist()
@@ -363,6 +406,7 @@ def _part(
     for node in nodes:
         copies[node] = made.node_copy(node, copies.__getitem__)
     made.output([copies[node] for node in results])
+    made.eliminate_dead_code()  # such as elements of a vector that the device reads whole
     module = torch.fx.GraphModule(graph, made)
     provenance.note_generated_lines(module)
     code: Callable[..., Sequence[Any]] = module.forward

@@ -478,7 +478,7 @@ def _plain_kernel_for(name: str) -> Any:
     if name in ASSERTIONS:
         return ASSERTIONS[name]
     if name in special.IN_PLACE_VIEWS:
-        return special.in_place_view(special.IN_PLACE_VIEWS[name])
+        return special.in_place_view(name)
     if name in COMPOSITES:  # registered for autograd too
         return None
     if name in _LEFT_TO_TORCH or compat.is_composite(name, implicit=True):

@@ -359,14 +359,20 @@ def _leaf_number(leaf: Leaf) -> float:
 
 
 def _small_cone(value: Value) -> set[Node] | None:
-    """Return the nodes under a value, None if there are too many or other processes are needed."""
+    """Return the nodes under a value, None if there are too many or other processes are needed.
+
+    Views compute nothing and do not count: where AOTAutograd makes a write to one functional,
+    there are more of them than the program has.
+    """
     found: set[Node] = set()
+    counted = 0
     stack = [value]
     while stack:
         node = stack.pop().node
         if node is None or node in found:
             continue
-        if len(found) == _MAX_RUN_NODES or is_collective(node):
+        counted += not node.op.is_view
+        if counted > _MAX_RUN_NODES or is_collective(node):
             return None
         found.add(node)
         stack.extend(node.operands)

@@ -23,6 +23,7 @@ from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     aten,
+    restride_stand_in,
 )
 from lazyrt.frontend.views import (
     as_strided,
@@ -390,11 +391,16 @@ def native_batch_norm(
         return emit(tuple(results))
 
 
-def in_place_view(func: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+def in_place_view(name: str) -> Callable[..., torch.Tensor]:
     """Return the kernel of `transpose_` and its like: the tensor becomes a view of itself."""
+    func = IN_PLACE_VIEWS[name]
     view = as_strided if func is aten.as_strided.default else view_kernel(func)
 
     def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        if not hasattr(self.untyped_storage(), "_lazyrt"):
+            # AOTAutograd's stand-in for a tensor: its sizes and strides alone change.
+            restride_stand_in(name, self, *args)
+            return self
         self.data = view(self, *args)
         return self
 

@@ -169,6 +169,32 @@ def skip_packages_in_dynamo(names: Sequence[str]) -> None:
     _when_loaded("torch._dynamo.trace_rules", skip)
 
 
+def never_trace_beneath(is_ours: Callable[[str], bool]) -> None:
+    """Have TorchDynamo run functions of some files, and all that they call, as they are.
+
+    A package that is skipped is not enough: what its functions call of others, such as a look-up
+    in a dictionary of weak references, is traced all the same.
+
+    Args:
+        is_ours: Returns whether a file is meant, by its name.
+    """
+
+    def patch(module: Any) -> None:
+        original = module.CatchErrorsWrapper.__call__
+
+        @functools.wraps(original)
+        def convert(self: Any, frame: Any, *args: Any) -> Any:
+            if is_ours(frame.f_code.co_filename):
+                action = module.FrameAction.SKIP
+                strategy = module.FrameExecStrategy(action, action)
+                return module.ConvertFrameReturn(frame_exec_strategy=strategy)
+            return original(self, frame, *args)
+
+        module.CatchErrorsWrapper.__call__ = convert
+
+    _when_loaded("torch._dynamo.convert_frame", patch)
+
+
 def _when_loaded(name: str, function: Callable[[types.ModuleType], None]) -> None:
     """Call `function` with a module: at once if it is loaded, else as soon as anything loads it."""
     if name in sys.modules:
@@ -415,11 +441,20 @@ def differentiated_linear(
 
 def is_followed() -> bool:
     """Return whether something looks at each op on its way: a transform, a tangent, a mode."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or is_transformed()
-        or forward_ad._current_level >= 0
-    )
+    return _has_dispatch_mode() or is_transformed() or forward_ad._current_level >= 0
+
+
+def _has_dispatch_mode() -> bool:
+    """Return whether a dispatch mode looks at ops.
+
+    The one in which AOTAutograd makes a graph's first call does not count: it looks at the
+    results of custom ops alone, and what it sees is recorded as ever.
+    """
+    count = torch._C._len_torch_dispatch_stack()
+    if count != 1:
+        return count > 0
+    mode = torch._C._get_dispatch_stack_at(0)
+    return type(mode).__name__ != "_AnalyzeCustomOpInputOutputMode"
 
 
 def is_transformed() -> bool:
@@ -529,6 +564,24 @@ def run_composed(func: torch._ops.OpOverload, *args: Any, **keywords: Any) -> An
     """Call an op as torch composes it in C++, whatever is registered for it in Python."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return func._op_dk(key, *args, **keywords)
+
+
+def restride_stand_in(name: str, stand_in: torch.Tensor, *args: Any) -> None:
+    """Call an op such as `transpose_` as torch does for devices without a kernel of their own.
+
+    It changes a tensor's sizes and strides, and looks neither at its storage nor at its numbers.
+    """
+    func = find_overload(name)
+    assert func is not None
+    keys = torch._C.DispatchKey
+    is_base = func is aten.as_strided_.default  # what the others call
+    func._op_dk(
+        keys.CompositeExplicitAutogradNonFunctional
+        if is_base
+        else keys.CompositeExplicitAutograd,
+        stand_in,
+        *args,
+    )
 
 
 def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) -> None:

@@ -73,14 +73,20 @@ class Op:
         cache: Recorded results by operand values and constants.
         firsts: The results recorded first, whichever call site that was, by the `first` of each
             operand and constants.
+        is_view: Whether it shows its first operand's storage, and computes nothing.
     """
 
-    __slots__ = ("cache", "firsts", "func", "is_random", "name", "schema", "token")
+    __slots__ = (
+        "cache", "firsts", "func", "is_random", "is_view", "name", "schema", "token",
+    )  # fmt: skip
 
     def __init__(self, func: torch._ops.OpOverload, name: str | None = None) -> None:
         self.func = func
         self.schema = func._schema
         self.name = name or str(func)
+        first = func._schema.arguments[0] if func._schema.arguments else None
+        alias = None if first is None else first.alias_info
+        self.is_view = alias is not None and not alias.is_write
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.cache: Table = {}
         self.firsts: Table = {}
