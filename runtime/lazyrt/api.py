@@ -30,6 +30,7 @@ from lazyrt.execution import (
     deferred_asserts,
     executables,
     executor,
+    learned,
 )
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
@@ -360,6 +361,7 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
             forget_slices()
         if disk:
             cache.clear()
+            learned.forget()
 
 
 def cached_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:

@@ -33,6 +33,7 @@ from lazyrt.execution import (
     copy_on_donate,
     deferred_asserts,
     kept_steps,
+    learned,
     memory,
     op_by_op,
     process,
@@ -592,6 +593,7 @@ def _make_plan(
                 names=record.input_names,
                 placements=placements,
             )
+    learned.store()
     if in_two_tiers:
         compiler.tier_up(
             graph,
