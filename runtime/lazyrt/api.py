@@ -30,6 +30,7 @@ from lazyrt.execution import (
     deferred_asserts,
     executables,
     executor,
+    garbage,
     learned,
 )
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
@@ -77,6 +78,7 @@ modes.install()
 dynamo.install()
 process_group.register()
 finite_check.install()
+garbage.install()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
