@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import gc
 
-# What importing makes stays: looking through it for garbage would take as long as making it.
+# What importing makes stays. Looking through it for garbage would take as long as making it, so it
+# counts as old from the start.
 _collects = gc.isenabled()
 gc.disable()
 try:
@@ -95,6 +96,9 @@ try:
 finally:
     if _collects:
         gc.enable()
+    if not gc.get_freeze_count():  # what a program has frozen stays so
+        gc.freeze()
+        gc.unfreeze()  # to the oldest generation, which nothing else enters unsearched
 
 __all__ = [
     "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "activity", "add_step_closure",

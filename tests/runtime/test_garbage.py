@@ -7,7 +7,7 @@ import torch
 
 import lazyrt
 from lazyrt.execution import garbage
-from tests.harness import DEVICE
+from tests.harness import DEVICE, run_python
 
 OPS = 600
 
@@ -96,3 +96,16 @@ def test_looks_that_the_program_asks_for_do_not_count(looks):
         gc.collect(0)
 
     assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.slow
+def test_importing_leaves_the_collector_as_it_was():
+    program = """
+import gc
+{before}
+import lazyrt
+print(gc.isenabled(), gc.get_freeze_count() > 0, gc.get_threshold()[1:])
+"""
+    assert run_python(program.format(before=""), anew=True) == "True False (10, 10)"
+    frozen = run_python(program.format(before="gc.freeze(); gc.disable()"), anew=True)
+    assert frozen == "False True (10, 10)"
