@@ -33,7 +33,13 @@ PLACES = (
 )
 
 
-def make_model(layers: int = LAYERS) -> Any:
+def set_size(layers: int, width: int) -> None:
+    """Let this process make models of another size."""
+    global LAYERS, WIDTH, INNER
+    LAYERS, WIDTH, INNER = layers, width, 4 * width
+
+
+def make_model(layers: int | None = None) -> Any:
     """Return the model on the CPU, the same weights each time, without dropout."""
     import torch
 
@@ -45,7 +51,7 @@ def make_model(layers: int = LAYERS) -> Any:
         config = BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
-            num_hidden_layers=layers,
+            num_hidden_layers=LAYERS if layers is None else layers,
             num_attention_heads=HEADS,
             intermediate_size=INNER,
             max_position_embeddings=2 * LENGTH,

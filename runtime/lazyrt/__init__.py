@@ -21,71 +21,84 @@ Example:
 
 from __future__ import annotations
 
-from lazyrt import errors, testing
-from lazyrt.api import (
-    activity,
-    background_flush,
-    begin_cell,
-    cached_executables,
-    clear_caches,
-    compiled_graphs,
-    counters,
-    device,
-    drop_executables,
-    dump_graphs,
-    eager_mode,
-    eager_module,
-    enable_eager_execution,
-    explain,
-    fallback,
-    graph_of_step,
-    in_flight,
-    input_origins,
-    inspect,
-    is_pending,
-    live_tensors,
-    live_tensors_report,
-    look,
-    mark_step,
-    materialise,
-    metrics_report,
-    mode,
-    node_values,
-    on_barrier,
-    op_by_op_mode,
-    origin,
-    pending_graph,
-    plan,
-    record_steps,
-    reset_counters,
-    reuse_choice,
-    short_metrics_report,
-    snapshot,
-    stand_in,
-    sync,
-    times_run,
-    wait,
-)
-from lazyrt.config import config
-from lazyrt.control import dynamo
-from lazyrt.control.automatic import optimizer_step
-from lazyrt.control.closures import add_step_closure, wait_for_closures
-from lazyrt.control.dynamo import dynamo_backend
-from lazyrt.control.live_tensors import LiveReport, LiveTensor
-from lazyrt.control.loader import DeviceLoader
-from lazyrt.control.marks import scope
-from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of
-from lazyrt.control.rollback import discard_pending, discarded_graph
-from lazyrt.control.status import status
-from lazyrt.control.step import step
-from lazyrt.errors import LazyRuntimeError
-from lazyrt.execution.cache_miss import frozen
-from lazyrt.execution.graph import Computation, Graph
-from lazyrt.execution.inspection import Inspection
-from lazyrt.frontend.tracing import watch_tracing
-from lazyrt.lowering.registry import lowers
-from lazyrt.observe.events import subscribe
-from lazyrt.observe.metrics import watch_executions
+import gc
+
+# What importing makes stays. Looking through it for garbage would take as long as making it, so it
+# counts as old from the start.
+_collects = gc.isenabled()
+gc.disable()
+try:
+    from lazyrt import errors, testing
+    from lazyrt.api import (
+        activity,
+        background_flush,
+        begin_cell,
+        cached_executables,
+        clear_caches,
+        compiled_graphs,
+        counters,
+        device,
+        drop_executables,
+        dump_graphs,
+        eager_mode,
+        eager_module,
+        enable_eager_execution,
+        explain,
+        fallback,
+        graph_of_step,
+        in_flight,
+        input_origins,
+        inspect,
+        is_pending,
+        live_tensors,
+        live_tensors_report,
+        look,
+        mark_step,
+        materialise,
+        metrics_report,
+        mode,
+        node_values,
+        on_barrier,
+        op_by_op_mode,
+        origin,
+        pending_graph,
+        plan,
+        record_steps,
+        reset_counters,
+        reuse_choice,
+        short_metrics_report,
+        snapshot,
+        stand_in,
+        sync,
+        times_run,
+        wait,
+    )
+    from lazyrt.config import config
+    from lazyrt.control import dynamo
+    from lazyrt.control.automatic import optimizer_step
+    from lazyrt.control.closures import add_step_closure, wait_for_closures
+    from lazyrt.control.dynamo import dynamo_backend
+    from lazyrt.control.live_tensors import LiveReport, LiveTensor
+    from lazyrt.control.loader import DeviceLoader
+    from lazyrt.control.marks import scope
+    from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of
+    from lazyrt.control.rollback import discard_pending, discarded_graph
+    from lazyrt.control.status import status
+    from lazyrt.control.step import step
+    from lazyrt.errors import LazyRuntimeError
+    from lazyrt.execution.cache_miss import frozen
+    from lazyrt.execution.graph import Computation, Graph
+    from lazyrt.execution.inspection import Inspection
+    from lazyrt.frontend.tracing import watch_tracing
+    from lazyrt.lowering.registry import lowers
+    from lazyrt.observe.events import subscribe
+    from lazyrt.observe.metrics import watch_executions
+finally:
+    if _collects:
+        gc.enable()
+    if not gc.get_freeze_count():  # what a program has frozen stays so
+        gc.freeze()
+        gc.unfreeze()  # to the oldest generation, which nothing else enters unsearched
 
 __all__ = [
     "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "activity", "add_step_closure",

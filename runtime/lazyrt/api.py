@@ -30,6 +30,8 @@ from lazyrt.execution import (
     deferred_asserts,
     executables,
     executor,
+    garbage,
+    learned,
 )
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
@@ -76,6 +78,7 @@ modes.install()
 dynamo.install()
 process_group.register()
 finite_check.install()
+garbage.install()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
@@ -360,6 +363,7 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
             forget_slices()
         if disk:
             cache.clear()
+            learned.forget()
 
 
 def cached_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:

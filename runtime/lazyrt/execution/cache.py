@@ -47,9 +47,11 @@ OF_THIS_PROCESS = "|rules of this process: "
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
-# Beside the executables: how long work takes here, and what each of them holds.
+# Beside the executables: how long work takes here, what each of them holds, and what was learned of
+# ops.
 PACE = "pace.json"
 INDEX = "index.jsonl"
+LEARNED = "learned"
 _MAX_TEXT_BYTES = 2**20
 # What is being written begins so; one this old was left by a process that was killed.
 _PART = "tmp"
@@ -122,11 +124,22 @@ def _platform() -> str:
 
 def _lowering_key() -> str:
     """Return what lowering depends on: its own code, and torch's decompositions."""
+    return _code_key(Path(lowering.__file__).parent)
+
+
+def _code_key(folder: Path) -> str:
+    """Return a digest of torch's version and of the modules in a folder."""
     found = hashlib.blake2b(torch.__version__.encode(), digest_size=4)
     with contextlib.suppress(OSError):
-        for path in sorted(Path(lowering.__file__).parent.glob("*.py")):
+        for path in sorted(folder.glob("*.py")):
             found.update(path.read_bytes())
     return found.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _learned_name() -> str:
+    """Return a name that changes with the code that asks torch for types."""
+    return f"{LEARNED}-{_code_key(Path(lowering.__file__).parents[1] / 'frontend')}.txt"
 
 
 def _path(key: str) -> Path | None:
@@ -150,6 +163,12 @@ def has(key: str) -> bool:
 def pace_path() -> Path | None:
     """Return the file that remembers how long work takes here; None without a folder."""
     return None if config.cache_dir is None else config.cache_dir / _platform() / PACE
+
+
+def learned_path() -> Path | None:
+    """Return the file of what was learned of ops; None without a folder."""
+    folder = config.cache_dir
+    return None if folder is None else folder / _platform() / _learned_name()
 
 
 def read_text(path: Path, most: int = _MAX_TEXT_BYTES) -> str:
@@ -330,7 +349,7 @@ def clear() -> None:
     if config.cache_dir is None:
         return
     _delete_parts(config.cache_dir, time.time() - _ABANDONED_S)
-    for name in (PACE, INDEX):
+    for name in (PACE, INDEX, f"{LEARNED}*"):
         for path in config.cache_dir.glob(f"*/{name}"):
             with contextlib.suppress(OSError):
                 if _is_ours(path.stat(follow_symlinks=False)):
@@ -408,16 +427,26 @@ def _index_text(entries: Mapping[_Line, Facts]) -> str:
 
 def _append_to_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:
     with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        descriptor = os.open(folder / INDEX, flags, 0o600)
-        try:
-            if os.fstat(descriptor).st_size > _MAX_INDEX_BYTES:  # nobody would read it
-                os.ftruncate(descriptor, 0)
-            os.write(
-                descriptor, _index_text(entries).encode()
-            )  # at once: others append, too
-        finally:
-            os.close(descriptor)
+        append_text(folder / INDEX, _index_text(entries), _MAX_INDEX_BYTES)
+
+
+def append_text(path: Path, text: str, most: int) -> None:
+    """Append whole lines to a file that other processes append to, too.
+
+    Args:
+        path: The file.
+        text: The lines.
+        most: Bytes beyond which nobody reads it: it is emptied then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_size > most:
+            os.ftruncate(descriptor, 0)
+        os.write(descriptor, text.encode())  # at once: others append, too
+    finally:
+        os.close(descriptor)
 
 
 def _rewrite_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ from lazyrt.execution import (
     copy_on_donate,
     deferred_asserts,
     kept_steps,
+    learned,
     memory,
     op_by_op,
     process,
@@ -164,6 +165,8 @@ class Plan:
         placements: Where its arguments are, for a program on several devices.
         again: The values that it runs for, where those for which `graph` was made are equal ones of
             another call site; empty elsewhere.
+        equals: The nodes recorded first, at whichever call site, that equal its own; empty until
+            somebody asks.
     """
 
     executable: Any
@@ -181,6 +184,13 @@ class Plan:
     nbytes: int = 0
     placements: Sequence[Any] | None = None
     again: tuple[Value, ...] = ()
+    equals: set[Node | None] = field(default_factory=set)
+
+    def has(self, node: Node) -> bool:
+        """Return whether a node of this call site, or one that computes the same, is in the graph."""
+        if not self.equals:
+            self.equals.update(map(_first_of, self.graph.nodes))
+        return _first_of(node) in self.equals
 
     def nodes(self) -> Sequence[Node]:
         """Return the graph's nodes as this call site has recorded them."""
@@ -407,8 +417,9 @@ def _repeats(plan: Plan) -> tuple[events.Repeat, ...]:
     """Return what of a plan the peeks since the last barrier have computed already."""
     if not pending.peeks:
         return ()
-    peeked = pending.peeked
-    counts = Counter(peeked[node] for node in plan.nodes() if node in peeked)
+    counts = Counter(
+        number for node, number in pending.peeked.items() if plan.has(node)
+    )
     return tuple(
         events.Repeat(
             tensor=tensor, site=site, nodes=counts[number], duration_ns=duration
@@ -592,6 +603,7 @@ def _make_plan(
                 names=record.input_names,
                 placements=placements,
             )
+    learned.store()
     if in_two_tiers:
         compiler.tier_up(
             graph,

@@ -1,12 +1,13 @@
-"""Result types of an op, asked of torch's meta kernels once and remembered.
+"""Result types of an op, asked of torch's meta kernels once and remembered, on disk, too.
 
 A meta call costs 11 to 300 µs, so it happens only for an op on argument types not seen
-before. Bad calls raise here, on the user's own line, with the exception that the CPU raises
+before, in this process or in one that left what it learned beside its executables. Bad calls raise here, on the user's own line, with the exception that the CPU raises
 (`argument_checks.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from lazyrt.execution import host_kernel
+from lazyrt.execution import host_kernel, learned
 from lazyrt.frontend import warning_sites
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
@@ -293,9 +294,45 @@ def infer(
     found = _remembered.get(key, _remembered)
     if found is _remembered:
         make_room("result types", _remembered, "max_result_types")
-        with freeing_importers():
-            found = _remembered[key] = _run_meta(called, args)
+        found = _remembered[key] = _learned(called, key, args)
     return found
+
+
+def _learned(called: torch._ops.OpOverload, key: Any, args: Sequence[Any]) -> Any:
+    """Return result types as another process wrote them down, else ask torch.
+
+    An op that torch warns of is asked each time: the warning comes from there.
+    """
+    name = str(called)
+    question = learned.Question(
+        "" if warning_sites.warns_of(name) else name, "types", key[1:]
+    )
+    answer = question.answer()
+    if answer is not None:
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            return _from_json(answer[0])
+    with freeing_importers():
+        found = _run_meta(called, args)
+    question.learn([_to_json(found)])
+    return found
+
+
+def _to_json(found: Any) -> Any:
+    """Return result types as JSON: an object for each type, a list for a tuple."""
+    if isinstance(found, Result):
+        dtype = str(found.dtype).removeprefix("torch.")
+        return {"of": [found.shape, dtype, found.strides, found.offset]}
+    return found if found is None else [_to_json(part) for part in found]
+
+
+def _from_json(answer: Any) -> Any:
+    if isinstance(answer, list):
+        return tuple([_from_json(part) for part in answer])
+    if answer is None:
+        return None
+    shape, dtype, strides, offset = answer["of"]
+    laid_out = None if strides is None else tuple(strides)
+    return Result(tuple(shape), getattr(torch, dtype), laid_out, offset)
 
 
 _LEAST_MAXIMUM = min(

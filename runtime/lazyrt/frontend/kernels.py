@@ -9,6 +9,7 @@ function over its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -226,12 +227,46 @@ class Source:
         """Return the kernel that has these lines, below its lock."""
         body = "\n".join(f"    {line}" for line in lines)
         source = f"def kernel({', '.join(self.params)}):\n{_ENTER}{body}\n{_LEAVE}"
-        code = compile(source, f"{finalisers.KERNEL}{self.func}>", "exec")
-        exec(code, self.scope)  # noqa: S102 - our own source, from torch's schemas
         scopes.append(self.scope)
-        kernel: Kernel = self.scope["kernel"]
-        never_trace(kernel.__code__)
+        return _compiled_when_called(source, str(self.func), self.scope)
+
+
+_UNCOMPILED = """\
+def kernel(*args, **kwargs):
+  return compiled()(*args, **kwargs)
+"""
+
+
+def _code_of(source: str, name: str, scope: dict[str, Any]) -> FunctionType:
+    """Return the kernel that a source defines; tracers pass over its frames."""
+    code = compile(source, f"{finalisers.KERNEL}{name}>", "exec")
+    exec(code, scope)  # noqa: S102 - our own source, from torch's schemas
+    kernel: FunctionType = scope["kernel"]
+    never_trace(kernel.__code__)
+    return kernel
+
+
+_uncompiled = _code_of(_UNCOMPILED, "uncompiled", {}).__code__
+
+
+def _compiled_when_called(source: str, name: str, scope: dict[str, Any]) -> Kernel:
+    """Return a kernel that takes its code when it is first called.
+
+    Of more than a thousand ops a program calls some dozens, and compiling all of them would be
+    a third of the time that importing lazyrt takes.
+    """
+    kernel = FunctionType(_uncompiled, scope, "kernel")
+
+    def compiled() -> Kernel:
+        made = _code_of(source, name, scope)
+        # Defaults first: another thread may call it meanwhile.
+        kernel.__defaults__ = made.__defaults__
+        kernel.__kwdefaults__ = made.__kwdefaults__
+        kernel.__code__ = made.__code__
         return kernel
+
+    scope["compiled"] = compiled
+    return kernel
 
 
 def _read(value: str, name: str, state: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
+from lazyrt.execution import learned
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import scalars as positions_of_slices
@@ -43,6 +44,8 @@ from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from lazyrt.lowering.spec import Spec
 
 
 class FallbackNeeded(NoLoweringError):  # noqa: N818 - a signal to the kernel that asked
@@ -283,13 +286,36 @@ def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) ->
     _collect(node, result, outputs)
     node.outputs = tuple(outputs)
     node.spec = spec_of(node)
-    try:
-        check_spec(node.spec)
-    except SpecFailure as failure:
-        raise FallbackNeeded(str(failure)) from failure
+    _check(node.spec)
     _interned += not scalars.rehearses()
     provenance.remember_forward(node)
     return node
+
+
+def _check(spec: Spec) -> None:
+    """Have a spec checked abstractly, unless another process wrote down that it passed.
+
+    Rules of the user's are rules of this process: with any of them, each op is checked here.
+
+    Raises:
+        FallbackNeeded: The op cannot be lowered for these operands.
+    """
+    if spec.is_checked:
+        return
+    question = None
+    if not registry.has_given():
+        question = learned.Question(
+            spec.name, "rule", spec.template, spec.operands, spec.outs, spec.default_dtype
+        )  # fmt: skip
+        if question.answer() == 1:
+            spec.pass_unchecked()
+            return
+    try:
+        check_spec(spec)
+    except SpecFailure as failure:
+        raise FallbackNeeded(str(failure)) from failure
+    if question is not None:
+        question.learn(1)
 
 
 def twin(node: Node, args: Args, *, intern: bool) -> Node:

@@ -101,6 +101,11 @@ def warn_of_count(out: torch.Tensor, count: int) -> None:
         )
 
 
+def warns_of(name: str) -> bool:
+    """Return whether `warn_of_op` may warn of an op."""
+    return name in _OF_OPS or name in _SPREADS
+
+
 def warn_of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
     """Warn of a functional op that torch warns of whenever it is called, or for its arguments.
 

@@ -140,6 +140,11 @@ def times_given(name: str) -> int:
     return _given.get(name, 0)
 
 
+def has_given() -> bool:
+    """Return whether any rule came from outside of this package."""
+    return bool(_given)
+
+
 def overloads(op: str, *suffixes: str) -> list[str]:
     """Return the qualified names of those overloads of `aten.<op>` that exist."""
     packet = getattr(torch.ops.aten, op)

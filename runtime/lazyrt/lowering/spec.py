@@ -149,6 +149,17 @@ class Spec:
         return self._text
 
     @property
+    def is_checked(self) -> bool:
+        """Whether `check` has passed, or has nothing to do."""
+        return self._failure == ""
+
+    def pass_unchecked(self) -> None:
+        """Take it as checked: an equal one of another process was, by the same rules."""
+        self._failure = ""
+        if self.general is not None:
+            self.general.pass_unchecked()
+
+    @property
     def failure(self) -> str:
         """Why it cannot be lowered; empty where it can, or where nobody knows yet."""
         return self._failure or ""
