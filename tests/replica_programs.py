@@ -96,33 +96,32 @@ def batches() -> torch.Tensor:
     )
 
 
-def train(
-    net: nn.Module, rows: torch.Tensor, *, lazy: bool, same: bool = False
-) -> None:
-    """Train for five steps on this rank's rows, or on all of them."""
-    rank = dist.get_rank()
-    mine = (
-        rows[rank * ROWS : (rank + 1) * ROWS].to("lazyrt")
-        if lazy and not same
-        else rows
-    )
-    mine = mine.to("lazyrt") if lazy else mine
+def train(net: nn.Module, rows: torch.Tensor) -> None:
+    """Train for five steps."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     for _ in range(5):
         optimizer.zero_grad()
-        net(mine).pow(2).mean().backward()
+        net(rows).pow(2).mean().backward()
         optimizer.step()
     lazyrt.mark_step()
 
 
-def compare(name: str, make: Callable[[nn.Module], Any], *, same: bool = False) -> None:
-    """Train a distributed model beside one process that has the whole batch."""
+def compare(name: str, make: Callable[[nn.Module], Any], share: Any = None) -> None:
+    """Train a distributed model beside one process that has the whole batch.
+
+    Args:
+        name: To tell what came of it.
+        make: Distributes the model.
+        share: Which part of the rows this process has, of how many.
+    """
     reference, net = model(), model().to("lazyrt")
-    train(reference, batches(), lazy=False)
+    train(reference, batches())
+    part, count = share or (dist.get_rank(), dist.get_world_size())
+    rows = batches().chunk(count)[part].to("lazyrt")
     wrapped = make(net)
     lazyrt.mark_step()
     before = lazyrt.counters()
-    train(wrapped, batches(), lazy=True, same=same)
+    train(wrapped, rows)
     compiles = (lazyrt.counters() - before)["compiles"]
     full = [
         p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()
@@ -158,7 +157,71 @@ def training() -> None:
 
     compare("data parallel", DistributedDataParallel)
     compare("fully sharded", sharded)
-    compare("tensor parallel", parallel, same=True)
+    compare("tensor parallel", parallel, share=(0, 1))
+
+
+def meshes() -> None:
+    """Training on meshes of two dimensions: collectives of several groups in each step."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    shape = (2, dist.get_world_size() // 2)
+    mesh = init_device_mesh("lazyrt", shape, mesh_dim_names=("outer", "inner"))
+
+    def hybrid(net: Any) -> Any:
+        for number in (0, 2):
+            fully_shard(net[number], mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    def both(net: Any) -> Any:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(net, mesh["inner"], plan)
+        return fully_shard(net, mesh=mesh["outer"])
+
+    def more_on_some() -> None:
+        x, y = own(), own()
+        dist.all_reduce(x, group=mesh["inner"].get_group())
+        dist.all_reduce(y, group=mesh["outer"].get_group())
+        if dist.get_rank() == 0:
+            dist.all_reduce(x, group=mesh["inner"].get_group())
+        lazyrt.mark_step()
+
+    compare("hybrid sharded", hybrid)
+    compare(
+        "sharded and tensor parallel", both, share=(mesh["outer"].get_local_rank(), 2)
+    )
+    tell("more on some", said(more_on_some))
+
+
+def three_of_four() -> None:
+    """Each collective in a group that leaves one of four processes out."""
+    rank = dist.get_rank()
+    group = dist.new_group([0, 2, 3])
+    if rank == 1:
+        return
+    place = [0, 2, 3].index(rank)
+    total = own()
+    dist.all_reduce(total, group=group)
+    rows = [torch.empty(4, device="lazyrt") for _ in range(3)]
+    dist.all_gather(rows, own(), group=group)
+    part = torch.empty(1, device="lazyrt")
+    dist.reduce_scatter_tensor(
+        part, own()[:3] + torch.arange(3.0).to("lazyrt"), group=group
+    )
+    swapped = torch.empty(3, device="lazyrt")
+    dist.all_to_all_single(
+        swapped, own()[:3] * 10 + torch.arange(3.0).to("lazyrt"), group=group
+    )
+    lazyrt.mark_step()
+    tell("of three", [total[0].item(), [row[0].item() for row in rows]])
+    tell(
+        "parts of three",
+        [part.item() - 3 * place, [x - place for x in swapped.tolist()]],
+    )
 
 
 def saving() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 import lazyrt
 from lazyrt.control import process_group
-from lazyrt.errors import NoEquivalentError, ReplicaError, UsageError
+from lazyrt.errors import NoEquivalentError, ReplicaError
 from lazyrt.execution import replicas
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import functional_kernel
@@ -40,7 +39,9 @@ def _text(*tensors: torch.Tensor) -> str:
 
 
 def _all_reduce(x: torch.Tensor, ranks: tuple[int, ...] = _WORLD) -> torch.Tensor:
-    result: torch.Tensor = functional_kernel(collectives.all_reduce)(x, "sum", [*ranks])
+    result: torch.Tensor = functional_kernel(collectives.all_reduce)(
+        x, "sum", [*ranks], 2
+    )
     return result
 
 
@@ -110,12 +111,10 @@ def test_each_collective_waits_for_the_one_recorded_before() -> None:
     assert "stablehlo.select" not in alone
 
 
-def test_collectives_of_two_groups_in_a_step_name_both_lines() -> None:
-    one = _all_reduce(torch.ones(4).to("lazyrt"), (0, 1))
-    other = _all_reduce(torch.ones(4).to("lazyrt"), (0, 2))
-    nodes = [_value(each).node for each in (one, other)]
-    with pytest.raises(UsageError, match=r"\[0, 1\] at .*py:\d+ and ranks \[0, 2\]"):
-        collectives.ranks_of(nodes)
+def test_each_process_is_in_a_group_of_a_collectives_size() -> None:
+    assert collectives.groups_with((0, 2), 4) == ((0, 2), (1, 3))
+    assert collectives.groups_with((1, 3), 4) == ((0, 2), (1, 3))
+    assert collectives.groups_with((0, 1, 2), 4) == ((0, 1, 2), (3, -1, -1))
 
 
 # --------------------------------------------------------------------------------- guard
@@ -145,16 +144,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> replicas.World:
     return found
 
 
-def _other_says(world: replicas.World, number: int, **changes: str) -> None:
-    said = {
-        "digest": "?",
-        "what": "2 ops",
-        "cause": "read by .item()",
-        "site": "b.py:7",
-    }
-    world.store.set(
-        f"lazyrt/launch/0-1/{number}/1", json.dumps([*(said | changes).values()])
+def _other_says(
+    world: replicas.World, number: int, digest: str = "?", what: str = "2 ops"
+) -> None:
+    said = replicas._Launch(
+        1, {_WORLD: (number, digest)}, what, "read by .item()", "b.py:7"
     )
+    (key,) = said.keys
+    world.store.set(key, str(said))
 
 
 def _program() -> Any:
@@ -200,7 +197,7 @@ def test_equal_collectives_are_launched_whatever_else_the_ranks_compute(
     guard = next(
         c.cell_contents for c in monkey if isinstance(c.cell_contents, replicas._Guard)
     )
-    _other_says(world, 1, digest=guard._digest, what="40 ops")
+    _other_says(world, 1, digest=guard._digests[_WORLD], what="40 ops")
     executable.launch([])
     assert executable.launches == 1
 
@@ -294,10 +291,43 @@ def test_ranks_that_differ_are_told_and_go_on(pair: list[dict[str, Any]]) -> Non
         assert told["harmless result"] == [[1.0] * 4, int(rank == 0)]
 
 
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, Any]]:
+    """Return what four processes told, the second of which was killed at the end."""
+    return run("training", "meshes", "three_of_four", "killed", count=4)
+
+
 @pytest.mark.slow
-def test_four_ranks_train_and_name_the_one_that_is_killed() -> None:
-    ranks = run("training", "killed", count=4)
-    assert ranks.pop(1)["exit"] == -9
-    for told in ranks:
+def test_four_ranks_train_and_name_the_one_that_is_killed(
+    four: list[dict[str, Any]],
+) -> None:
+    assert [told["exit"] for told in four].index(-9) == 1
+    for told in (four[0], *four[2:]):
         _trained_well(told)
         assert "rank 1 gave no sign of life" in told["killed"]
+
+
+@pytest.mark.slow
+def test_a_mesh_of_two_dimensions_trains_in_one_program_a_step(
+    four: list[dict[str, Any]],
+) -> None:
+    for told in four:
+        for name in ("hybrid sharded", "sharded and tensor parallel"):
+            error, compiles = told[name]
+            assert error < 1e-5, name
+            assert compiles == 1, name
+
+
+@pytest.mark.slow
+def test_ranks_without_a_common_group_are_told_of_each_others_difference(
+    four: list[dict[str, Any]],
+) -> None:
+    for told in four:  # rank 3 has no group with rank 0
+        assert "only rank 0: all_reduce(f32[4], sum, (0, 1))" in told["more on some"]
+
+
+@pytest.mark.slow
+def test_a_group_may_leave_out_any_process(four: list[dict[str, Any]]) -> None:
+    for told in (four[0], *four[2:]):
+        assert told["of three"] == [5, [0, 2, 3]]
+        assert told["parts of three"] == [5, [0, 20, 30]]

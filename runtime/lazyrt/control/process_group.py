@@ -105,6 +105,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         super().__init__(rank, len(ranks))
         self._ranks = ranks
+        world = replicas.world()
+        self._processes = len(ranks) if world is None else world.size
         self._group_name = self._group_desc = ""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -146,7 +148,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         with torch.no_grad():
             lazy = operand.detach().to(compat.DEVICE_TYPE).contiguous()
             has_data = not state_of(lazy).is_pending
-            result = _kernel(func)(lazy, *args, [*self._ranks])
+            result = _kernel(func)(lazy, *args, [*self._ranks], self._processes)
             if has_data and not (lazy.is_floating_point() or lazy.is_complex()):
                 with replicas.together():
                     return snapshot(result)
