@@ -156,6 +156,10 @@ def training() -> None:
         return parallelize_module(net, mesh, plan)
 
     compare("data parallel", DistributedDataParallel)
+    tell(
+        "buckets",
+        [str(cause) for cause in lazyrt.compiled_graphs()[-1].explanation.causes],
+    )
     compare("fully sharded", sharded)
     compare("tensor parallel", parallel, share=(0, 1))
 

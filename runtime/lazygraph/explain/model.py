@@ -38,6 +38,18 @@ class GuardNote(NamedTuple):
     site: SourceLocation | None
 
 
+class BucketNote(NamedTuple):
+    """In what parts DistributedDataParallel reduces its gradients.
+
+    Attributes:
+        times: How often it has chosen them so far.
+        sizes: Bytes of each part.
+    """
+
+    times: int
+    sizes: tuple[int, ...]
+
+
 class Key(Protocol):
     """What an executable, and a graph's place in the program, depend on; see `StepKey`."""
 
@@ -61,6 +73,8 @@ class Key(Protocol):
     def cell(self) -> int | None: ...  # noqa: D102
     @property
     def guards(self) -> tuple[GuardNote, ...]: ...  # noqa: D102
+    @property
+    def buckets(self) -> BucketNote | None: ...  # noqa: D102
 
 
 class Record(Protocol):
@@ -174,7 +188,7 @@ Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
     "lowering", "donation", "fallback", "other_step", "graph_break", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
-    "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
+    "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "buckets", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
     "code_path", "wiring", "guard",
 ]  # fmt: skip

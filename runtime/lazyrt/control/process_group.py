@@ -9,6 +9,7 @@ waits for nothing. DistributedDataParallel, `fully_shard` and DTensor build on t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,8 +17,9 @@ import torch
 from torch import distributed as dist
 
 from lazyrt.errors import NoEquivalentError
-from lazyrt.execution import replicas
+from lazyrt.execution import cache_miss, replicas
 from lazyrt.execution.executor import barrier
+from lazyrt.frontend import optimizer_state
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import functional_kernel
@@ -27,7 +29,7 @@ from lazyrt.ir.live import Buffer, lock, pending
 from lazyrt.lowering import collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
 
@@ -39,7 +41,27 @@ def register() -> None:
         )
 
 
+_is_following = False
+
+
+@contextlib.contextmanager
+def _allocating() -> Iterator[None]:
+    """Let what DistributedDataParallel allocates in the block be inputs of the step."""
+    with lock:
+        before = set(pending.buffers)
+    yield
+    with lock:
+        made = optimizer_state.begin_as_inputs(pending.buffers.keys() - before)
+    if made:
+        sizes = [value.shape[0] * value.dtype.itemsize for value in made]
+        cache_miss.note_buckets(sizes)
+
+
 def _create(options: Any, _backend_options: Any) -> LazyProcessGroup:
+    global _is_following
+    if not _is_following:
+        _is_following = True
+        compat.patch_buckets(_allocating)
     rank, size = options.group_rank, options.group_size
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     if not options.global_ranks_in_group:

@@ -198,9 +198,7 @@ def given_rules(graph: Canonical) -> tuple[tuple[str, int], ...]:
     return tuple(sorted({each for node in graph.nodes for each in node.spec.given}))
 
 
-def _of_this_process(
-    rules: tuple[tuple[str, int], ...], processes: int = 0
-) -> str:
+def _of_this_process(rules: tuple[tuple[str, int], ...], processes: int = 0) -> str:
     """Return what such rules and processes add to a key; another run may have others."""
     given = [f"{name} {times}" for name, times in rules]
     given += [f"{processes} processes"] * bool(processes)

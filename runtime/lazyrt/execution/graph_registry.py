@@ -26,7 +26,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lazygraph.explain.model import Explanation, GuardNote
+    from lazygraph.explain.model import BucketNote, Explanation, GuardNote
     from lazyrt.ir.fingerprint import Canonical
 
 
@@ -60,6 +60,7 @@ class StepKey:
         rules: The user's own rules that lower it, and how often one had been registered.
         cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
         guards: Why `torch.compile` compiled functions again since the graph before.
+        buckets: In what parts DistributedDataParallel reduces gradients.
     """
 
     fingerprint: str
@@ -74,6 +75,7 @@ class StepKey:
     rules: tuple[tuple[str, int], ...] = ()
     cell: int | None = None
     guards: tuple[GuardNote, ...] = ()
+    buckets: BucketNote | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -421,7 +421,9 @@ class _Guard:
                 {rank_of[key] for key in keys if not here.store.check([key])}
             )
             dead = [rank for rank in missing if here.end_of(rank) or here.is_lost(rank)]
-            is_split = here.rank in missing  # others run as one what are two programs here
+            is_split = (
+                here.rank in missing
+            )  # others run as one what are two programs here
             if dead or is_split or waited > config.replica_timeout_s:
                 number = max(groups.values())
                 raise ReplicaError(self._absent(here, number, missing, dead, waited))
