@@ -228,6 +228,40 @@ def three_of_four() -> None:
     )
 
 
+def torch_xla_names() -> None:
+    """What torch_xla's names do in one of several processes."""
+    import lazyrt.compat.xla_model as xm
+    from lazyrt.compat import runtime
+
+    xm.xla_device()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tell("ordinals", [xm.get_ordinal(), xm.xrt_world_size(), runtime.world_size()])
+    weight = nn.Parameter(torch.ones(2, device="lazyrt"))
+    weight.grad = own()[:2] + 1
+    xm.optimizer_step(torch.optim.SGD([weight], lr=1.0), barrier=True)
+    tell("averaged", weight.tolist())
+    some = own()
+    found = [
+        xm.all_reduce(xm.REDUCE_SUM, some, scale=0.5),
+        xm.all_gather(some[None, :2], dim=1),
+        xm.reduce_scatter(xm.REDUCE_SUM, own(), 1.0, 0, size),
+        xm.all_to_all(own()[None], 1, 0, size),
+        xm.all_reduce(xm.REDUCE_MAX, own(), groups=[[k] for k in range(size)]),
+    ]
+    xm.collective_broadcast([some], root_ordinal=1)
+    xm.mark_step()
+    tell("names", [each.tolist() for each in (*found, some)])
+    tell("met", xm.rendezvous("end", bytes([65 + rank])) == [b"A", b"B"])
+    tell("largest", xm.mesh_reduce("rank", own()[0], max).item())
+    total = own()
+    dist.all_reduce(total)
+    xm.save(
+        {"total": total}, os.environ["CHECKPOINT"] + ".pt"
+    )  # pending: all take part
+    saved = torch.load(os.environ["CHECKPOINT"] + ".pt", weights_only=True)
+    tell("saved", saved["total"].tolist())
+
+
 def saving() -> None:
     """Write a distributed checkpoint into the folder CHECKPOINT."""
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -219,7 +219,7 @@ def test_a_look_that_needs_other_ranks_is_refused_with_the_line(
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what two processes told, and where they saved."""
     folder = str(tmp_path_factory.mktemp("replicas") / "checkpoint")
-    names = ("collectives", "training", "saving", "divergence")
+    names = ("collectives", "training", "saving", "torch_xla_names", "divergence")
     told = run(*names, CHECKPOINT=folder)
     for rank in told:
         assert rank["exit"] == 0, rank["errors"]
@@ -288,6 +288,26 @@ def test_a_checkpoint_of_two_processes_is_read_by_one(
         load(state, checkpoint_id=pair[0]["folder"], no_dist=True)
     assert state["rows"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert state["whole"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_torch_xlas_names_act_through_the_process_group(
+    pair: list[dict[str, Any]],
+) -> None:
+    for rank, told in enumerate(pair):
+        assert told["ordinals"] == [rank, 2, 2]
+        assert told["averaged"] == [-0.5, -0.5]
+        assert told["names"] == [
+            [0.5] * 4,
+            [[0.0, 0.0, 1.0, 1.0]],
+            [1.0, 1.0],
+            [[0.0, 0.0], [1.0, 1.0]],
+            [float(rank)] * 4,
+            [1.0] * 4,
+        ]
+        assert told["met"]
+        assert told["largest"] == 1
+        assert told["saved"] == [1.0] * 4
 
 
 @pytest.mark.slow
