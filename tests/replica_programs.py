@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,10 +157,8 @@ def training() -> None:
         return parallelize_module(net, mesh, plan)
 
     compare("data parallel", DistributedDataParallel)
-    tell(
-        "buckets",
-        [str(cause) for cause in lazyrt.compiled_graphs()[-1].explanation.causes],
-    )
+    explained = lazyrt.compiled_graphs()[-1].explanation
+    tell("buckets", [str(each) for each in explained.causes] if explained else [])
     compare("fully sharded", sharded)
     compare("tensor parallel", parallel, share=(0, 1))
 
@@ -317,6 +316,98 @@ def divergence() -> None:
 
     for action in (one_more, another_shape, alone, harmless):
         tell(action.__name__, said(action))
+
+
+def planted_faults() -> None:
+    """What goes wrong on one rank: all are told, and the next step runs."""
+    import warnings
+
+    from lazyrt.errors import UsageError
+
+    rank = dist.get_rank()
+
+    def checkpoint_of_one_rank() -> None:
+        x, y = own(), own()
+        dist.all_reduce(x)
+        if rank == 0:
+            x.cpu()
+        dist.all_reduce(y)
+        lazyrt.mark_step()
+
+    def missing_barrier() -> None:
+        x, y = own(), own()
+        dist.all_reduce(x)
+        if rank == 0:
+            lazyrt.mark_step()
+        dist.all_reduce(y)
+        lazyrt.mark_step()
+
+    def read_by_one() -> None:
+        x = own()
+        dist.all_reduce(x)
+        is_first = rank == 0
+        if is_first:
+            x.tolist()
+        lazyrt.mark_step()
+
+    def another_batch_size() -> None:
+        x = torch.ones(2 + rank, device="lazyrt")
+        rows = [torch.empty(2 + rank, device="lazyrt") for _ in range(2)]
+        dist.all_gather(rows, x)
+        lazyrt.mark_step()
+
+    def another_order() -> None:
+        hooks = [torch.ones(2, device="lazyrt"), torch.ones(3, device="lazyrt")]
+        for gradient in hooks if rank == 0 else reversed(hooks):
+            dist.all_reduce(gradient)
+        lazyrt.mark_step()
+
+    def stuck() -> None:
+        x = own()
+        dist.all_reduce(x)
+        if rank == 1:
+            time.sleep(3)
+        with lazyrt.config.scoped(replica_timeout_s=1.0):
+            lazyrt.mark_step()
+
+    def uneven() -> None:
+        from torch.distributed.algorithms.join import Join
+        from torch.nn.parallel import DistributedDataParallel
+
+        net = DistributedDataParallel(model().to("lazyrt"))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with Join([net]):
+            for _ in range(2 + rank):
+                net(torch.ones(2, 8, device="lazyrt")).sum().backward()
+                optimizer.step()
+
+    def summed() -> float:
+        x = own() + 1
+        dist.all_reduce(x)
+        lazyrt.mark_step()
+        return x[0].item()
+
+    tell("checkpoint_of_one_rank", said(checkpoint_of_one_rank))
+    tell("missing_barrier", said(missing_barrier))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        tell("read by one", said(read_by_one))
+    tell("warnings", [str(each.message) for each in warned])
+    tell("another_batch_size", said(another_batch_size))
+    tell("another_order", said(another_order))
+    summed()
+    if rank == 1:
+        lazyrt.clear_caches()
+    before = lazyrt.counters()
+    total = summed()
+    tell("compiled by one", [total, (lazyrt.counters() - before)["compiles"]])
+    tell("stuck", said(stuck))
+    tell("uneven", said(uneven))
+    try:
+        lazyrt.mesh({"data": 1})
+    except UsageError as error:
+        tell("mesh", str(error))
+    tell("after all that", summed())
 
 
 def killed() -> None:

@@ -138,7 +138,7 @@ class _Launch:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> replicas.World:
     """Rank 0 of two, whose other rank the test plays."""
-    found = replicas.World(0, 2, _Store(), lambda _: "")
+    found = replicas.World(0, 2, _Store(), lambda _: "", lambda: "")
     monkeypatch.setattr(replicas, "_world", found)
     monkeypatch.setattr(replicas, "_boundary", ("mark_step()", None))
     return found
@@ -324,6 +324,72 @@ def test_ranks_that_differ_are_told_and_go_on(pair: list[dict[str, Any]]) -> Non
 def four() -> list[dict[str, Any]]:
     """Return what four processes told, the second of which was killed at the end."""
     return run("training", "meshes", "three_of_four", "killed", count=4)
+
+
+@pytest.fixture(scope="module")
+def faults() -> list[dict[str, Any]]:
+    """Return what two processes told of planted faults."""
+    told = run("planted_faults")
+    for rank in told:
+        assert rank["exit"] == 0, rank["errors"]
+    return told
+
+
+_MEND = "mark_step() on all ranks in front of `if rank == 0:` at replica_programs.py:"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["checkpoint_of_one_rank", "missing_barrier"])
+def test_a_step_that_only_one_rank_ends_names_the_condition_and_the_line_before_it(
+    fault: str, faults: list[dict[str, Any]]
+) -> None:
+    for told in faults:
+        assert "rank 0: 2 ops, 1 collective" in told[fault]
+        assert _MEND in told[fault]
+
+
+@pytest.mark.slow
+def test_a_read_under_a_condition_on_the_rank_warns_at_its_line(
+    faults: list[dict[str, Any]],
+) -> None:
+    assert faults[1]["warnings"] == []
+    (said,) = faults[0]["warnings"]
+    assert "read by .tolist() at replica_programs.py:" in said
+    assert "under `if is_first:` at replica_programs.py:" in said
+    assert [told["read by one"] for told in faults] == ["", ""]
+
+
+@pytest.mark.slow
+def test_other_sizes_and_orders_are_named_before_anything_runs(
+    faults: list[dict[str, Any]],
+) -> None:
+    for told in faults:
+        assert "only rank 1: all_gather(f32[1,3]" in told["another_batch_size"]
+        assert "only rank 0: all_reduce(f32[3]" in told["another_order"]
+
+
+@pytest.mark.slow
+def test_ranks_may_compile_what_others_have(faults: list[dict[str, Any]]) -> None:
+    assert [told["compiled by one"] for told in faults] == [[3.0, 0], [3.0, 1]]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stuck_is_named_with_its_line_and_finds_nobody_waiting(
+    faults: list[dict[str, Any]],
+) -> None:
+    waited, stuck = (told["stuck"] for told in faults)
+    assert "rank 1 is alive; its main thread is at replica_programs.py:" in waited
+    assert "rank 0 gave up waiting for this launch" in stuck
+
+
+@pytest.mark.slow
+def test_uneven_inputs_and_a_mesh_are_refused_in_processes(
+    faults: list[dict[str, Any]],
+) -> None:
+    for told in faults:
+        assert "whose collectives differ" in told["uneven"]
+        assert "a mesh has the devices of one process" in told["mesh"]
+    assert [told["after all that"] for told in faults] == [3.0, 3.0]
 
 
 @pytest.mark.slow

@@ -9,8 +9,13 @@ waits for nothing. DistributedDataParallel, `fully_shard` and DTensor build on t
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
+import linecache
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -30,7 +35,7 @@ from lazyrt.lowering import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import FrameType
+    from types import CodeType, FrameType
 
 
 def register() -> None:
@@ -65,7 +70,7 @@ def _create(options: Any, _backend_options: Any) -> LazyProcessGroup:
     rank, size = options.group_rank, options.group_size
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     if not options.global_ranks_in_group:
-        replicas.initialise(options.store, rank, size, _line_of)
+        replicas.initialise(options.store, rank, size, _line_of, _condition)
     return LazyProcessGroup(rank, ranks)
 
 
@@ -75,6 +80,68 @@ def _line_of(frame: FrameType | None) -> str:
             return str(site_of(frame))
         frame = frame.f_back
     return ""
+
+
+def _condition() -> str:
+    """Return the condition on the rank that the caller's lines stand under; empty without one."""
+    frame: FrameType | None = sys._getframe(1)
+    found = ""
+    while frame is not None and not found:
+        if not is_library(frame.f_code):
+            found = _condition_at(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return found
+
+
+_OF_RANK = re.compile(r"(?i)rank|ordinal|is_master|main_process|is_main")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _condition_at(code: CodeType, line: int) -> str:
+    """Return the innermost `if` around a line that asks for the rank, with its line; or nothing."""
+    source = linecache.getlines(code.co_filename)
+    try:
+        tree = ast.parse("".join(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    names = _names_of_rank(tree)
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and node.body[0].lineno <= line <= (node.end_lineno or 0)
+        and node.lineno >= code.co_firstlineno
+        and names & _names(node.test)
+    ]
+    if not found:
+        return ""
+    number = max(node.lineno for node in found)
+    return f"`{source[number - 1].strip()}` at {Path(code.co_filename).name}:{number}"
+
+
+def _names_of_rank(tree: ast.AST) -> set[str]:
+    """Return names of the rank in a file, and of what is computed from it there."""
+    made: list[tuple[set[str], set[str]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made.append((set().union(*map(_names, targets)), _names(node.value)))
+        elif isinstance(node, ast.FunctionDef):
+            returned = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+            made.append(({node.name}, set().union(*map(_names, returned))))
+    known = {name for name in _names(tree) if _OF_RANK.search(name)}
+    count = -1
+    while count != len(known):
+        count = len(known)
+        for targets_, read in made:
+            if read & known and len(targets_) == 1:
+                known |= targets_
+    return known
+
+
+def _names(tree: ast.AST) -> set[str]:
+    found = (getattr(n, "id", None) or getattr(n, "attr", None) for n in ast.walk(tree))
+    return {name for name in found if isinstance(name, str)}
 
 
 @functools.cache

@@ -19,14 +19,15 @@ import socket
 import sys
 import threading
 import time
+import warnings
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import plural
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.errors import ReplicaError, UsageError
+from lazyrt.errors import ReplicaError, ReplicaWarning, UsageError
 from lazyrt.ir.fingerprint import Canonical
 from lazyrt.ir.node import Value, type_text
 from lazyrt.lowering.collectives import group_of, is_collective
@@ -48,7 +49,9 @@ _DEAD_S = 10.0
 _HEARTBEAT_S = 100  # of jax's own service, which ends the processes that are left
 _FAREWELL_S = 5.0
 _MAX_IN_FLIGHT = 2  # collective programs; about 32 block XLA's threads for ever
+_LATE_S = 1.0  # after which a rank that does not come is worth a warning
 _SHOWN_LINES = 6
+_GAVE_UP = "gave up"
 
 
 # A collective of an optimised program: its type, its kind and its groups.
@@ -68,12 +71,14 @@ class World:
         size: How many there are.
         store: torch's key-value store that all of them reach.
         line_of: Returns the user's line in a frame of the main thread.
+        condition: Returns the condition on the rank that the caller's lines stand under.
     """
 
     rank: int
     size: int
     store: Any
     line_of: Callable[[FrameType | None], str]
+    condition: Callable[[], str]
     _launches: dict[_Ranks, int] = field(default_factory=dict)
     _published: list[tuple[list[str], set[int]]] = field(default_factory=list)
     _seen: dict[int, tuple[bytes, float]] = field(default_factory=dict)
@@ -146,6 +151,8 @@ _world: World | None = None
 _boundary: tuple[str, SourceLocation | None] = ("", None)
 _in_flight: list[Any] = []
 _is_together = False
+_warned: set[tuple[str, str]] = set()
+_common: set[str] = set()  # conditions that all ranks were under
 
 
 def world() -> World | None:
@@ -154,7 +161,11 @@ def world() -> World | None:
 
 
 def initialise(
-    store: Any, rank: int, size: int, line_of: Callable[[FrameType | None], str]
+    store: Any,
+    rank: int,
+    size: int,
+    line_of: Callable[[FrameType | None], str],
+    condition: Callable[[], str],
 ) -> None:
     """Join the processes of a torch process group; further calls do nothing.
 
@@ -163,6 +174,7 @@ def initialise(
         rank: This process.
         size: How many there are; one needs nothing.
         line_of: Returns the user's line in a frame.
+        condition: Returns the condition on the rank that the caller's lines stand under.
 
     Raises:
         UsageError: The device was used before.
@@ -179,7 +191,7 @@ def initialise(
     if rank == 0:
         store.set("lazyrt/address", _free_address())
     address = store.get("lazyrt/address").decode()
-    found = World(rank, size, store, line_of)
+    found = World(rank, size, store, line_of, condition)
     local = os.environ.get("LOCAL_RANK", "")
     jax_compat.join(
         address,
@@ -299,6 +311,7 @@ class _Launch:
         what: The program's size.
         cause: What ends the step.
         site: The line of that.
+        condition: The condition on the rank under which it stands.
     """
 
     rank: int
@@ -306,6 +319,7 @@ class _Launch:
     what: str
     cause: str
     site: str
+    condition: str = ""
 
     @property
     def keys(self) -> list[str]:
@@ -317,7 +331,7 @@ class _Launch:
 
     def __str__(self) -> str:
         groups = [[*ranks, *said] for ranks, said in self.digests.items()]
-        return json.dumps([groups, self.what, self.cause, self.site])
+        return json.dumps([groups, self.what, self.cause, self.site, self.condition])
 
 
 def _key(ranks: _Ranks, number: int, rank: int) -> str:
@@ -325,9 +339,9 @@ def _key(ranks: _Ranks, number: int, rank: int) -> str:
 
 
 def _launch(rank: int, text: bytes) -> _Launch:
-    groups, what, cause, site = json.loads(text)
+    groups, *said = json.loads(text)
     digests = {tuple(ranks): (number, digest) for *ranks, number, digest in groups}
-    return _Launch(rank, digests, what, cause, site)
+    return _Launch(rank, digests, *said)
 
 
 class _Guard:
@@ -375,7 +389,8 @@ class _Guard:
             ranks: (here.next_launch(ranks), digest)
             for ranks, digest in self._digests.items()
         }
-        own = _Launch(here.rank, digests, self._what, cause, str(site or ""))
+        condition = here.condition()
+        own = _Launch(here.rank, digests, self._what, cause, str(site or ""), condition)
         here.store.multi_set(own.keys, [str(own)] * len(own.keys))
         known = dict.fromkeys(own.keys, own)
         groups = {ranks: number for ranks, (number, _) in digests.items()}
@@ -387,7 +402,7 @@ class _Guard:
                 for rank in ranks
             }
             keys = [key for key in rank_of if key not in known]
-            self._wait(here, {key: rank_of[key] for key in keys}, groups)
+            self._wait(here, own, {key: rank_of[key] for key in keys}, groups)
             for key, text in zip(keys, here.store.multi_get(keys), strict=True):
                 known[key] = _launch(rank_of[key], text)
             open_groups = {
@@ -399,13 +414,28 @@ class _Guard:
             groups = {**groups, **open_groups}
         launches = {launch.rank: launch for launch in known.values()}
         here.forget_published(own.keys, set(launches))
+        gone = [rank for rank, each in launches.items() if each.what == _GAVE_UP]
+        if gone:
+            raise ReplicaError(
+                f"{_named(sorted(gone))} gave up waiting for this launch at "
+                f"{launches[gone[0]].site or 'an unknown line'}. Nothing was launched. For slow "
+                "ranks raise lazyrt.config.replica_timeout_s on all of them."
+            )
+        if any(each.condition != condition for each in launches.values()):
+            _warn_of_condition(own)
+        else:
+            _common.add(condition)
         for ranks in sorted(groups):
             said = {rank: known[_key(ranks, groups[ranks], rank)] for rank in ranks}
             if len({launch.digests[ranks] for launch in said.values()}) > 1:
                 raise ReplicaError(self._difference(here, ranks, said))
 
     def _wait(
-        self, here: World, rank_of: dict[str, int], groups: dict[_Ranks, int]
+        self,
+        here: World,
+        own: _Launch,
+        rank_of: dict[str, int],
+        groups: dict[_Ranks, int],
     ) -> None:
         """Wait until some keys are there, each published by a rank."""
         start = time.monotonic()
@@ -421,23 +451,30 @@ class _Guard:
                 {rank_of[key] for key in keys if not here.store.check([key])}
             )
             dead = [rank for rank in missing if here.end_of(rank) or here.is_lost(rank)]
+            is_first = max(groups.values()) == 1  # ranks start at different times
+            if waited > _LATE_S and not is_first and own.condition not in _common:
+                _warn_of_condition(own)
             is_split = (
                 here.rank in missing
             )  # others run as one what are two programs here
             if dead or is_split or waited > config.replica_timeout_s:
+                given_up = replace(own, what=_GAVE_UP)
+                here.store.multi_set(own.keys, [str(given_up)] * len(own.keys))
                 number = max(groups.values())
-                raise ReplicaError(self._absent(here, number, missing, dead, waited))
+                raise ReplicaError(
+                    self._absent(here, own, number, missing, dead, waited)
+                )
 
     def _absent(
         self,
         here: World,
+        own: _Launch,
         number: int,
         missing: list[int],
         dead: list[int],
         waited: float,
     ) -> str:
-        cause, site = _boundary
-        step = f"{cause}{f' at {site}' if site else ''}"
+        step = f"{own.cause}{f' at {own.site}' if own.site else ''}"
         lines = [f"rank {here.rank} is at launch {number} ({step}: {self._what})"]
         lines[0] += (
             f", and waited {waited:.1f} s for {_named(missing)}. Nothing was launched."
@@ -455,7 +492,9 @@ class _Guard:
                 )
             else:
                 lines.append(f"rank {rank} is alive{where}.")
-        if not dead:
+        if own.condition:
+            lines.append(_mend([own]))
+        elif not dead:
             lines.append(
                 "All ranks must run each step: move reads, saving and mark_step() out of "
                 "`if rank == 0:`, or raise lazyrt.config.replica_timeout_s for a slow rank."
@@ -485,10 +524,39 @@ class _Guard:
             _program(here, key, first), _program(here, key, second), first, second
         )
         lines.append(
-            "All ranks must run the same collectives in the same order: let no rank skip one, and "
+            _mend(said.values())
+            or "All ranks must run the same collectives in the same order: let no rank skip one, and "
             "give tensors that are reduced one shape on all ranks."
         )
         return "\n".join(lines)
+
+
+def _mend(launches: Iterable[_Launch]) -> str:
+    """Return what to do about launches under conditions that other ranks are not under."""
+    under = {each.condition for each in launches}
+    found = sorted(under - {""}) if len(under) > 1 or len([*launches]) == 1 else []
+    if not found:
+        return ""
+    return (
+        f"Call lazyrt.mark_step() on all ranks in front of {found[0]}: then nothing is pending "
+        "there that other ranks take part in."
+    )
+
+
+def _warn_of_condition(own: _Launch) -> None:
+    """Warn, once for a line, that this rank runs collectives where others may not come."""
+    key = own.condition, own.site
+    if not own.condition or key in _warned:
+        return
+    _warned.add(key)
+    site = _boundary[1]
+    warnings.warn_explicit(
+        f"{own.cause} at {own.site} runs {own.what} under {own.condition}: other ranks run these "
+        f"collectives elsewhere, or never. {_mend([own])}",
+        ReplicaWarning,
+        "<unknown>" if site is None else site.file,
+        0 if site is None else site.line,
+    )
 
 
 def _digest(
