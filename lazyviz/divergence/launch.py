@@ -35,7 +35,7 @@ from lazyviz.render import text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from lazyviz.divergence.alignment import Track
+    from lazyviz.divergence.alignment import Barrier, Track
 
 _POLL_S = 0.1
 _LIVE_S = 0.5
@@ -120,7 +120,9 @@ class Launched(Evidence):
                 str(_steps(track)) if track else "",
                 str(track.last_lines[0]) if track and track.last_lines else "",
                 _phase(track, self.exits[rank]),
-                _lag(track, first, self.now) if track and first else "",
+                _lag(track, first, self.now)
+                if track and first and self.exits[rank] is None
+                else "",
             )
             for rank, track in enumerate(self._tracks)
         ]
@@ -330,6 +332,8 @@ def _command(
         path = folder / f"{function.__name__}.py"
         path.write_text(_source_of(function), encoding="utf-8")
         sources[function.__name__] = path
+    if "lazyrt" in sys.modules:  # the device and the process group may be asked for by name
+        modules.setdefault("lazyrt", "lazyrt")
     packed = folder / "launched.pickle"
     files = [str(path) for path in sources.values()]
     content = (files, target.__name__, modules, values, args)
@@ -406,7 +410,13 @@ def _is_importable(thing: object) -> bool:
 
 
 def _steps(track: Track) -> int:
-    return sum(barrier.ran for barrier in track.barriers)
+    return len(_ends(track))
+
+
+def _ends(track: Track) -> list[Barrier]:
+    """Return the barriers that ended steps; a read is none."""
+    found = (barrier for barrier in track.barriers if barrier.ran)
+    return [barrier for barrier in found if not barrier.cause.startswith("read by")]
 
 
 def _phase(track: Track | None, status: int | None) -> str:
@@ -430,8 +440,7 @@ def _lag(track: Track, first: Track, now: float) -> str:
     behind = _steps(first) - steps
     if behind <= 0:
         return ""
-    passed = [barrier.time for barrier in first.barriers if barrier.ran][steps]
-    seconds = max(0.0, now - passed)
+    seconds = max(0.0, now - _ends(first)[steps].time)
     return f"{text.plural(behind, 'step')}, {seconds:.1f} s"
 
 

@@ -259,7 +259,7 @@ def all_gather(
         if _is_alone():
             whole.copy_(rows)
         else:
-            dist.all_gather_into_tensor(whole, rows, group=_group(groups))
+            dist.all_gather_single(whole, rows, group=_group(groups))
         found = whole.movedim(0, dim)
         return found if output is None else output.copy_(found)
 
@@ -281,7 +281,7 @@ def reduce_scatter(
         part = rows.clone() if _is_alone() else rows[: len(rows) // shard_count].clone()
         if not _is_alone():
             group = _group(groups)
-            dist.reduce_scatter_tensor(part, rows, _kind(reduce_type), group=group)
+            dist.reduce_scatter_single(part, rows, _kind(reduce_type), group=group)
         found = part.mul(scale).movedim(0, scatter_dim)
         return found if output is None else output.copy_(found)
 
