@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazyviz.divergence.launch import launch
     from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
     from lazyviz.foreign.metrics_parse import compare_reports, parse_report
@@ -36,6 +37,7 @@ __all__ = [
     "explore",
     "export_trace",
     "find_nan",
+    "launch",
     "load_ipython_extension",
     "minimise",
     "parse_report",
@@ -50,6 +52,7 @@ __all__ = [
 
 # Public functions by the modules that are loaded when one is first asked for.
 _MODULES = {
+    "divergence.launch": ("launch",),
     "foreign.metrics_parse": ("compare_reports", "parse_report"),
     "foreign.read": ("read",),
     "inspection.comparison": ("diff", "minimise", "trace_value"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,33 +97,32 @@ def batches() -> torch.Tensor:
     )
 
 
-def train(
-    net: nn.Module, rows: torch.Tensor, *, lazy: bool, same: bool = False
-) -> None:
-    """Train for five steps on this rank's rows, or on all of them."""
-    rank = dist.get_rank()
-    mine = (
-        rows[rank * ROWS : (rank + 1) * ROWS].to("lazyrt")
-        if lazy and not same
-        else rows
-    )
-    mine = mine.to("lazyrt") if lazy else mine
+def train(net: nn.Module, rows: torch.Tensor) -> None:
+    """Train for five steps."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     for _ in range(5):
         optimizer.zero_grad()
-        net(mine).pow(2).mean().backward()
+        net(rows).pow(2).mean().backward()
         optimizer.step()
     lazyrt.mark_step()
 
 
-def compare(name: str, make: Callable[[nn.Module], Any], *, same: bool = False) -> None:
-    """Train a distributed model beside one process that has the whole batch."""
+def compare(name: str, make: Callable[[nn.Module], Any], share: Any = None) -> None:
+    """Train a distributed model beside one process that has the whole batch.
+
+    Args:
+        name: To tell what came of it.
+        make: Distributes the model.
+        share: Which part of the rows this process has, of how many.
+    """
     reference, net = model(), model().to("lazyrt")
-    train(reference, batches(), lazy=False)
+    train(reference, batches())
+    part, count = share or (dist.get_rank(), dist.get_world_size())
+    rows = batches().chunk(count)[part].to("lazyrt")
     wrapped = make(net)
     lazyrt.mark_step()
     before = lazyrt.counters()
-    train(wrapped, batches(), lazy=True, same=same)
+    train(wrapped, rows)
     compiles = (lazyrt.counters() - before)["compiles"]
     full = [
         p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()
@@ -157,8 +157,108 @@ def training() -> None:
         return parallelize_module(net, mesh, plan)
 
     compare("data parallel", DistributedDataParallel)
+    explained = lazyrt.compiled_graphs()[-1].explanation
+    tell("buckets", [str(each) for each in explained.causes] if explained else [])
     compare("fully sharded", sharded)
-    compare("tensor parallel", parallel, same=True)
+    compare("tensor parallel", parallel, share=(0, 1))
+
+
+def meshes() -> None:
+    """Training on meshes of two dimensions: collectives of several groups in each step."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    shape = (2, dist.get_world_size() // 2)
+    mesh = init_device_mesh("lazyrt", shape, mesh_dim_names=("outer", "inner"))
+
+    def hybrid(net: Any) -> Any:
+        for number in (0, 2):
+            fully_shard(net[number], mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    def both(net: Any) -> Any:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(net, mesh["inner"], plan)
+        return fully_shard(net, mesh=mesh["outer"])
+
+    def more_on_some() -> None:
+        x, y = own(), own()
+        dist.all_reduce(x, group=mesh["inner"].get_group())
+        dist.all_reduce(y, group=mesh["outer"].get_group())
+        if dist.get_rank() == 0:
+            dist.all_reduce(x, group=mesh["inner"].get_group())
+        lazyrt.mark_step()
+
+    compare("hybrid sharded", hybrid)
+    compare(
+        "sharded and tensor parallel", both, share=(mesh["outer"].get_local_rank(), 2)
+    )
+    tell("more on some", said(more_on_some))
+
+
+def three_of_four() -> None:
+    """Each collective in a group that leaves one of four processes out."""
+    rank = dist.get_rank()
+    group = dist.new_group([0, 2, 3])
+    if rank == 1:
+        return
+    place = [0, 2, 3].index(rank)
+    total = own()
+    dist.all_reduce(total, group=group)
+    rows = [torch.empty(4, device="lazyrt") for _ in range(3)]
+    dist.all_gather(rows, own(), group=group)
+    part = torch.empty(1, device="lazyrt")
+    dist.reduce_scatter_tensor(
+        part, own()[:3] + torch.arange(3.0).to("lazyrt"), group=group
+    )
+    swapped = torch.empty(3, device="lazyrt")
+    dist.all_to_all_single(
+        swapped, own()[:3] * 10 + torch.arange(3.0).to("lazyrt"), group=group
+    )
+    lazyrt.mark_step()
+    tell("of three", [total[0].item(), [row[0].item() for row in rows]])
+    tell(
+        "parts of three",
+        [part.item() - 3 * place, [x - place for x in swapped.tolist()]],
+    )
+
+
+def torch_xla_names() -> None:
+    """What torch_xla's names do in one of several processes."""
+    import lazyrt.compat.xla_model as xm
+    from lazyrt.compat import runtime
+
+    xm.xla_device()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tell("ordinals", [xm.get_ordinal(), xm.xrt_world_size(), runtime.world_size()])
+    weight = nn.Parameter(torch.ones(2, device="lazyrt"))
+    weight.grad = own()[:2] + 1
+    xm.optimizer_step(torch.optim.SGD([weight], lr=1.0), barrier=True)
+    tell("averaged", weight.tolist())
+    some = own()
+    found = [
+        xm.all_reduce(xm.REDUCE_SUM, some, scale=0.5),
+        xm.all_gather(some[None, :2], dim=1),
+        xm.reduce_scatter(xm.REDUCE_SUM, own(), 1.0, 0, size),
+        xm.all_to_all(own()[None], 1, 0, size),
+        xm.all_reduce(xm.REDUCE_MAX, own(), groups=[[k] for k in range(size)]),
+    ]
+    xm.collective_broadcast([some], root_ordinal=1)
+    xm.mark_step()
+    tell("names", [each.tolist() for each in (*found, some)])
+    tell("met", xm.rendezvous("end", bytes([65 + rank])) == [b"A", b"B"])
+    tell("largest", xm.mesh_reduce("rank", own()[0], max).item())
+    total = own()
+    dist.all_reduce(total)
+    xm.save(
+        {"total": total}, os.environ["CHECKPOINT"] + ".pt"
+    )  # pending: all take part
+    saved = torch.load(os.environ["CHECKPOINT"] + ".pt", weights_only=True)
+    tell("saved", saved["total"].tolist())
 
 
 def saving() -> None:
@@ -216,6 +316,98 @@ def divergence() -> None:
 
     for action in (one_more, another_shape, alone, harmless):
         tell(action.__name__, said(action))
+
+
+def planted_faults() -> None:
+    """What goes wrong on one rank: all are told, and the next step runs."""
+    import warnings
+
+    from lazyrt.errors import UsageError
+
+    rank = dist.get_rank()
+
+    def checkpoint_of_one_rank() -> None:
+        x, y = own(), own()
+        dist.all_reduce(x)
+        if rank == 0:
+            x.cpu()
+        dist.all_reduce(y)
+        lazyrt.mark_step()
+
+    def missing_barrier() -> None:
+        x, y = own(), own()
+        dist.all_reduce(x)
+        if rank == 0:
+            lazyrt.mark_step()
+        dist.all_reduce(y)
+        lazyrt.mark_step()
+
+    def read_by_one() -> None:
+        x = own()
+        dist.all_reduce(x)
+        is_first = rank == 0
+        if is_first:
+            x.tolist()
+        lazyrt.mark_step()
+
+    def another_batch_size() -> None:
+        x = torch.ones(2 + rank, device="lazyrt")
+        rows = [torch.empty(2 + rank, device="lazyrt") for _ in range(2)]
+        dist.all_gather(rows, x)
+        lazyrt.mark_step()
+
+    def another_order() -> None:
+        hooks = [torch.ones(2, device="lazyrt"), torch.ones(3, device="lazyrt")]
+        for gradient in hooks if rank == 0 else reversed(hooks):
+            dist.all_reduce(gradient)
+        lazyrt.mark_step()
+
+    def stuck() -> None:
+        x = own()
+        dist.all_reduce(x)
+        if rank == 1:
+            time.sleep(3)
+        with lazyrt.config.scoped(replica_timeout_s=1.0):
+            lazyrt.mark_step()
+
+    def uneven() -> None:
+        from torch.distributed.algorithms.join import Join
+        from torch.nn.parallel import DistributedDataParallel
+
+        net = DistributedDataParallel(model().to("lazyrt"))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with Join([net]):
+            for _ in range(2 + rank):
+                net(torch.ones(2, 8, device="lazyrt")).sum().backward()
+                optimizer.step()
+
+    def summed() -> float:
+        x = own() + 1
+        dist.all_reduce(x)
+        lazyrt.mark_step()
+        return x[0].item()
+
+    tell("checkpoint_of_one_rank", said(checkpoint_of_one_rank))
+    tell("missing_barrier", said(missing_barrier))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        tell("read by one", said(read_by_one))
+    tell("warnings", [str(each.message) for each in warned])
+    tell("another_batch_size", said(another_batch_size))
+    tell("another_order", said(another_order))
+    summed()
+    if rank == 1:
+        lazyrt.clear_caches()
+    before = lazyrt.counters()
+    total = summed()
+    tell("compiled by one", [total, (lazyrt.counters() - before)["compiles"]])
+    tell("stuck", said(stuck))
+    tell("uneven", said(uneven))
+    try:
+        lazyrt.mesh({"data": 1})
+    except UsageError as error:
+        tell("mesh", str(error))
+    tell("after all that", summed())
 
 
 def killed() -> None:

@@ -608,6 +608,32 @@ def _replicas(asked: Command) -> Doc:
         return replicas(paths).doc()
 
 
+@view(
+    "launch",
+    magic="[-n COUNT] SCRIPT [ARGS]",
+    help="run a script in several processes, and show each one's step, line, phase and lag",
+    topic=CHANGES,
+)
+def _launch(asked: Command) -> Doc:
+    from lazyviz.divergence.launch import launch
+
+    words = shlex.split(asked.rest)
+    count = 2
+    if words[:1] == ["-n"]:
+        if not "".join(words[1:2]).isdecimal():
+            raise UsageError(
+                f"%lazy launch -n takes a number of processes; it got {words[1:2]}. As in "
+                "%lazy launch -n 4 train.py."
+            )
+        count, words = int(words[1]), words[2:]
+    if not words:
+        raise UsageError(
+            "%lazy launch takes a script and its arguments, as in %lazy launch -n 4 train.py; it "
+            "got none. lazyviz.launch(function, processes=4) runs a function of the notebook."
+        )
+    return launch(*words, processes=count).doc()
+
+
 def _words(rest: str) -> list[str]:
     """Return the words of a line; what stands in quotes is one, with them."""
     try:

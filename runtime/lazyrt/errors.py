@@ -78,6 +78,10 @@ class StepSyncWarning(UserWarning):
     """What a step with `on_read="warn"` says where another one raises StepSyncError."""
 
 
+class ReplicaWarning(UserWarning):
+    """One rank runs collectives under a condition on its rank; others may not come there."""
+
+
 class ScopeError(LazyRuntimeError):
     """A barrier inside an open scope, whose ops it would tear apart."""
 

@@ -160,7 +160,7 @@ def compile_text(
     *,
     fast: bool,
     names: Mapping[int, str] | None = None,
-    ranks: Sequence[int] = (),
+    processes: int = 0,
     placements: Placements | None = None,
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
@@ -175,7 +175,7 @@ def compile_text(
         donated: Arguments that give up their memory.
         fast: Whether to use the fast tier.
         names: What the user calls arguments, by position; they end up in the HLO's metadata.
-        ranks: Processes that run it together, if it has collectives.
+        processes: How many run it together, if it has collectives.
         placements: Where its arguments and results are, if it runs on several devices.
     """
     module = _Module(text, outs)
@@ -189,7 +189,7 @@ def compile_text(
         donated,
         fast=fast,
         names=names,
-        ranks=ranks,
+        processes=processes,
         placements=placements,
     )
 
@@ -281,7 +281,7 @@ def compile_function(
     *,
     fast: bool,
     names: Mapping[int, str] | None = None,
-    ranks: Sequence[int] = (),
+    processes: int = 0,
     placements: Placements | None = None,
 ) -> Any:
     """Compile a traceable function of flat arguments; see `compile_text`."""
@@ -302,8 +302,8 @@ def compile_function(
         lowered = jitted.lower(*ins)
         _name_arguments(lowered, names)
         _pair(lowered, donated, placements)
-        if ranks:
-            return _compile_replicated(lowered, options, ranks)
+        if processes:
+            return _compile_replicated(lowered, options, processes)
         return lowered.compile(compiler_options=options)
 
 
@@ -338,13 +338,13 @@ class ReplicatedExecutable:
 
 
 def _compile_replicated(
-    lowered: Any, options: dict[str, Any], ranks: Sequence[int]
+    lowered: Any, options: dict[str, Any], processes: int
 ) -> ReplicatedExecutable:
-    """Compile a module with one replica for each rank, on the first device of its process."""
+    """Compile a module with one replica for each process, on its first device."""
     first: dict[int, Any] = {}
     for each in jax.devices():
         first.setdefault(each.process_index, each)
-    devices = [first[rank] for rank in ranks]
+    devices = [first[rank] for rank in range(processes)]
     module = lowered.compiler_ir("stablehlo")
     with module.context:
         number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), len(devices))

@@ -633,6 +633,17 @@ def test_what_needs_several_devices_is_refused(call):
         call()
 
 
+def test_collectives_of_one_replica_give_back_what_they_get():
+    x = torch.arange(4.0).to(DEVICE)
+    out = torch.empty(4, device=DEVICE)
+    assert xm.all_gather(x).tolist() == xm.all_to_all(x, 0, 0, 1).tolist()
+    assert xm.all_gather(x[0]).tolist() == [0]
+    assert xm.reduce_scatter(xm.REDUCE_SUM, x, 0.5, 0, 1, output=out) is out
+    xm.collective_broadcast([out])
+    assert out.tolist() == [0, 0.5, 1, 1.5]
+    assert xm.rendezvous("here", b"payload") == [b"payload"]
+
+
 STARTING: list[Any] = [
     xm.xla_device,
     torch_xla.device,
@@ -762,8 +773,8 @@ def test_every_name_works_or_says_why_not(module):
 
 
 def test_a_missing_name_says_why_when_it_is_imported():
-    with pytest.raises(NoEquivalentError, match="all_gather has no equivalent"):
-        exec("from lazyrt.compat.xla_model import all_gather")  # noqa: S102
+    with pytest.raises(NoEquivalentError, match="collective_permute has no equivalent"):
+        exec("from lazyrt.compat.xla_model import collective_permute")  # noqa: S102
 
 
 def test_the_package_tells_which_imports_to_change():

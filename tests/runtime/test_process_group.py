@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 import lazyrt
 from lazyrt.control import process_group
-from lazyrt.errors import NoEquivalentError, ReplicaError, UsageError
+from lazyrt.errors import NoEquivalentError, ReplicaError
 from lazyrt.execution import replicas
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import functional_kernel
@@ -40,7 +39,9 @@ def _text(*tensors: torch.Tensor) -> str:
 
 
 def _all_reduce(x: torch.Tensor, ranks: tuple[int, ...] = _WORLD) -> torch.Tensor:
-    result: torch.Tensor = functional_kernel(collectives.all_reduce)(x, "sum", [*ranks])
+    result: torch.Tensor = functional_kernel(collectives.all_reduce)(
+        x, "sum", [*ranks], 2
+    )
     return result
 
 
@@ -110,12 +111,10 @@ def test_each_collective_waits_for_the_one_recorded_before() -> None:
     assert "stablehlo.select" not in alone
 
 
-def test_collectives_of_two_groups_in_a_step_name_both_lines() -> None:
-    one = _all_reduce(torch.ones(4).to("lazyrt"), (0, 1))
-    other = _all_reduce(torch.ones(4).to("lazyrt"), (0, 2))
-    nodes = [_value(each).node for each in (one, other)]
-    with pytest.raises(UsageError, match=r"\[0, 1\] at .*py:\d+ and ranks \[0, 2\]"):
-        collectives.ranks_of(nodes)
+def test_each_process_is_in_a_group_of_a_collectives_size() -> None:
+    assert collectives.groups_with((0, 2), 4) == ((0, 2), (1, 3))
+    assert collectives.groups_with((1, 3), 4) == ((0, 2), (1, 3))
+    assert collectives.groups_with((0, 1, 2), 4) == ((0, 1, 2), (3, -1, -1))
 
 
 # --------------------------------------------------------------------------------- guard
@@ -139,22 +138,20 @@ class _Launch:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> replicas.World:
     """Rank 0 of two, whose other rank the test plays."""
-    found = replicas.World(0, 2, _Store(), lambda _: "")
+    found = replicas.World(0, 2, _Store(), lambda _: "", lambda: "")
     monkeypatch.setattr(replicas, "_world", found)
     monkeypatch.setattr(replicas, "_boundary", ("mark_step()", None))
     return found
 
 
-def _other_says(world: replicas.World, number: int, **changes: str) -> None:
-    said = {
-        "digest": "?",
-        "what": "2 ops",
-        "cause": "read by .item()",
-        "site": "b.py:7",
-    }
-    world.store.set(
-        f"lazyrt/launch/0-1/{number}/1", json.dumps([*(said | changes).values()])
+def _other_says(
+    world: replicas.World, number: int, digest: str = "?", what: str = "2 ops"
+) -> None:
+    said = replicas._Launch(
+        1, {_WORLD: (number, digest)}, what, "read by .item()", "b.py:7"
     )
+    (key,) = said.keys
+    world.store.set(key, str(said))
 
 
 def _program() -> Any:
@@ -200,7 +197,7 @@ def test_equal_collectives_are_launched_whatever_else_the_ranks_compute(
     guard = next(
         c.cell_contents for c in monkey if isinstance(c.cell_contents, replicas._Guard)
     )
-    _other_says(world, 1, digest=guard._digest, what="40 ops")
+    _other_says(world, 1, digest=guard._digests[_WORLD], what="40 ops")
     executable.launch([])
     assert executable.launches == 1
 
@@ -222,7 +219,7 @@ def test_a_look_that_needs_other_ranks_is_refused_with_the_line(
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what two processes told, and where they saved."""
     folder = str(tmp_path_factory.mktemp("replicas") / "checkpoint")
-    names = ("collectives", "training", "saving", "divergence")
+    names = ("collectives", "training", "saving", "torch_xla_names", "divergence")
     told = run(*names, CHECKPOINT=folder)
     for rank in told:
         assert rank["exit"] == 0, rank["errors"]
@@ -255,7 +252,7 @@ def test_collectives_of_two_processes_give_what_torch_documents(
 
 def _trained_well(told: dict[str, Any]) -> None:
     for name, compiles in (
-        ("data parallel", 3),  # torch rebuilds its buckets after the first step
+        ("data parallel", 2),  # torch rebuilds its buckets after the first step
         ("fully sharded", 1),
         ("tensor parallel", 1),
     ):
@@ -272,6 +269,15 @@ def test_torchs_own_wrappers_train_as_one_process_on_the_whole_batch(
 
 
 @pytest.mark.slow
+def test_the_second_program_of_data_parallel_training_names_its_buckets(
+    pair: list[dict[str, Any]],
+) -> None:
+    for told in pair:
+        (cause,) = told["buckets"]
+        assert "reduces gradients in 1 bucket of 848 bytes, in the order of" in cause
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_read_by_one(
     pair: list[dict[str, Any]],
 ) -> None:
@@ -285,6 +291,26 @@ def test_a_checkpoint_of_two_processes_is_read_by_one(
 
 
 @pytest.mark.slow
+def test_torch_xlas_names_act_through_the_process_group(
+    pair: list[dict[str, Any]],
+) -> None:
+    for rank, told in enumerate(pair):
+        assert told["ordinals"] == [rank, 2, 2]
+        assert told["averaged"] == [-0.5, -0.5]
+        assert told["names"] == [
+            [0.5] * 4,
+            [[0.0, 0.0, 1.0, 1.0]],
+            [1.0, 1.0],
+            [[0.0, 0.0], [1.0, 1.0]],
+            [float(rank)] * 4,
+            [1.0] * 4,
+        ]
+        assert told["met"]
+        assert told["largest"] == 1
+        assert told["saved"] == [1.0] * 4
+
+
+@pytest.mark.slow
 def test_ranks_that_differ_are_told_and_go_on(pair: list[dict[str, Any]]) -> None:
     for rank, told in enumerate(pair):
         assert "only rank 0: all_reduce" in told["one_more"]
@@ -294,10 +320,109 @@ def test_ranks_that_differ_are_told_and_go_on(pair: list[dict[str, Any]]) -> Non
         assert told["harmless result"] == [[1.0] * 4, int(rank == 0)]
 
 
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, Any]]:
+    """Return what four processes told, the second of which was killed at the end."""
+    return run("training", "meshes", "three_of_four", "killed", count=4)
+
+
+@pytest.fixture(scope="module")
+def faults() -> list[dict[str, Any]]:
+    """Return what two processes told of planted faults."""
+    told = run("planted_faults")
+    for rank in told:
+        assert rank["exit"] == 0, rank["errors"]
+    return told
+
+
+_MEND = "mark_step() on all ranks in front of `if rank == 0:` at replica_programs.py:"
+
+
 @pytest.mark.slow
-def test_four_ranks_train_and_name_the_one_that_is_killed() -> None:
-    ranks = run("training", "killed", count=4)
-    assert ranks.pop(1)["exit"] == -9
-    for told in ranks:
+@pytest.mark.parametrize("fault", ["checkpoint_of_one_rank", "missing_barrier"])
+def test_a_step_that_only_one_rank_ends_names_the_condition_and_the_line_before_it(
+    fault: str, faults: list[dict[str, Any]]
+) -> None:
+    for told in faults:
+        assert "rank 0: 2 ops, 1 collective" in told[fault]
+        assert _MEND in told[fault]
+
+
+@pytest.mark.slow
+def test_a_read_under_a_condition_on_the_rank_warns_at_its_line(
+    faults: list[dict[str, Any]],
+) -> None:
+    assert faults[1]["warnings"] == []
+    (said,) = faults[0]["warnings"]
+    assert "read by .tolist() at replica_programs.py:" in said
+    assert "under `if is_first:` at replica_programs.py:" in said
+    assert [told["read by one"] for told in faults] == ["", ""]
+
+
+@pytest.mark.slow
+def test_other_sizes_and_orders_are_named_before_anything_runs(
+    faults: list[dict[str, Any]],
+) -> None:
+    for told in faults:
+        assert "only rank 1: all_gather(f32[1,3]" in told["another_batch_size"]
+        assert "only rank 0: all_reduce(f32[3]" in told["another_order"]
+
+
+@pytest.mark.slow
+def test_ranks_may_compile_what_others_have(faults: list[dict[str, Any]]) -> None:
+    assert [told["compiled by one"] for told in faults] == [[3.0, 0], [3.0, 1]]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stuck_is_named_with_its_line_and_finds_nobody_waiting(
+    faults: list[dict[str, Any]],
+) -> None:
+    waited, stuck = (told["stuck"] for told in faults)
+    assert "rank 1 is alive; its main thread is at replica_programs.py:" in waited
+    assert "rank 0 gave up waiting for this launch" in stuck
+
+
+@pytest.mark.slow
+def test_uneven_inputs_and_a_mesh_are_refused_in_processes(
+    faults: list[dict[str, Any]],
+) -> None:
+    for told in faults:
+        assert "whose collectives differ" in told["uneven"]
+        assert "a mesh has the devices of one process" in told["mesh"]
+    assert [told["after all that"] for told in faults] == [3.0, 3.0]
+
+
+@pytest.mark.slow
+def test_four_ranks_train_and_name_the_one_that_is_killed(
+    four: list[dict[str, Any]],
+) -> None:
+    assert [told["exit"] for told in four].index(-9) == 1
+    for told in (four[0], *four[2:]):
         _trained_well(told)
         assert "rank 1 gave no sign of life" in told["killed"]
+
+
+@pytest.mark.slow
+def test_a_mesh_of_two_dimensions_trains_in_one_program_a_step(
+    four: list[dict[str, Any]],
+) -> None:
+    for told in four:
+        for name in ("hybrid sharded", "sharded and tensor parallel"):
+            error, compiles = told[name]
+            assert error < 1e-5, name
+            assert compiles == 1, name
+
+
+@pytest.mark.slow
+def test_ranks_without_a_common_group_are_told_of_each_others_difference(
+    four: list[dict[str, Any]],
+) -> None:
+    for told in four:  # rank 3 has no group with rank 0
+        assert "only rank 0: all_reduce(f32[4], sum, (0, 1))" in told["more on some"]
+
+
+@pytest.mark.slow
+def test_a_group_may_leave_out_any_process(four: list[dict[str, Any]]) -> None:
+    for told in (four[0], *four[2:]):
+        assert told["of three"] == [5, [0, 2, 3]]
+        assert told["parts of three"] == [5, [0, 20, 30]]

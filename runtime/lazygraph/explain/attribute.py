@@ -195,6 +195,23 @@ def _add_updates(c: Comparison, found: Closure) -> None:
                 into[k] = 1
 
 
+PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
+
+
+def packed(c: Comparison, fact: Fact) -> Closure:
+    """The rows, and what packs tensors into their operands and takes them out of their results."""
+    found = Closure()
+    for side, row, into, _ in found.parts(c, fact):
+        queue = [*row.vertices]
+        while queue:
+            k = queue.pop()
+            if k not in into:
+                into[k] = 0
+                adjacent = (*(o for o, _ in side[k].operands), *side.users[k])
+                queue += [o for o in adjacent if side[o].op in PACKING]
+    return found
+
+
 def on_line(c: Comparison, fact: Fact) -> Closure:
     """What the rows need alone, and what their line records."""
     found = dominated(c, fact)

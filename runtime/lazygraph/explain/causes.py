@@ -810,6 +810,21 @@ def _guard(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.now is not None
 
 
+def _bucket_texts(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    now, before = claims[0].fact.now, claims[0].fact.before
+    return {"now": now.text if now else "", "before": before.text if before else ""}
+
+
+@cause(
+    "buckets", of="buckets", spread=spread.packed, more=_bucket_texts, is_shown=True,
+    says="DistributedDataParallel{at} reduces gradients in {now}, in the order of its first "
+    "backward; {graph_before} had {before}, in the order of the parameters",
+    fix="nothing to do: it regroups them once, so a training loop has two graphs",
+)  # fmt: skip
+def _regrouped_gradients(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
 def _line_and_readers(c: Comparison, fact: Fact) -> Closure:
     """What draws random numbers, and what was put in to read them."""
     found, more = spread.line(c, fact), spread.reading(c, fact)
@@ -1095,8 +1110,11 @@ cause(
     is_shown=True,
     says="constant changed: {argument}{at} is {new}, was {old}", fix="{constant_fix}",
 )  # fmt: skip
-def _constant(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+def _constant(c: Comparison, fact: Fact) -> bool:
     old, new = _vertices(fact)
+    is_regrouped = c.a.record.key.buckets != c.b.record.key.buckets
+    if is_regrouped and new.op in spread.PACKING:
+        return False
     return _same_op(fact) and old.attrs != new.attrs and not _reads_tensor(fact)
 
 

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import is_view, position
+from lazygraph.numbers import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -163,6 +164,21 @@ def guards(side: Side) -> Table:
             more={"definition": place},
         )
     return found
+
+
+@table("buckets")
+def buckets(side: Side) -> Table:
+    """The parts in which DistributedDataParallel reduces gradients, of a graph that does so."""
+    note = side.record.key.buckets
+    found = tuple(
+        k
+        for k, vertex in enumerate(side.vertices)
+        if vertex.op.startswith("lazyrt.all_reduce")
+    )
+    if note is None or not found:
+        return {}
+    text = f"{plural(len(note.sizes), 'bucket')} of {', '.join(map(size_text, note.sizes))}"
+    return {"": Row(note, text, vertices=found, site=side[found[0]].site)}
 
 
 # Settings and boundaries -------------------------------------------------------------------

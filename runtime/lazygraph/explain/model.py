@@ -51,6 +51,18 @@ class OptimizerNote(NamedTuple):
     options: tuple[tuple[str, str, bool], ...]
 
 
+class BucketNote(NamedTuple):
+    """In what parts DistributedDataParallel reduces its gradients.
+
+    Attributes:
+        times: How often it has chosen them so far.
+        sizes: Bytes of each part.
+    """
+
+    times: int
+    sizes: tuple[int, ...]
+
+
 class Key(Protocol):
     """What an executable, and a graph's place in the program, depend on; see `StepKey`."""
 
@@ -76,6 +88,7 @@ class Key(Protocol):
     def guards(self) -> tuple[GuardNote, ...]: ...  # noqa: D102
     @property
     def optimizers(self) -> tuple[OptimizerNote, ...]: ...  # noqa: D102
+    def buckets(self) -> BucketNote | None: ...  # noqa: D102
 
 
 class Record(Protocol):
@@ -211,7 +224,7 @@ Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
     "lowering", "donation", "fallback", "other_step", "graph_break", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
-    "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
+    "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "buckets", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
     "new_input", "code_path", "wiring", "guard",
 ]  # fmt: skip

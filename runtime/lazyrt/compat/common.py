@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 from lazyrt.config import config, flag
 from lazyrt.errors import NoEquivalentError
+from lazyrt.execution import replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
-ONE_DEVICE = (
-    "torch_xla's names act on one replica in lazyrt. With one leave the call out; with several use "
-    "torch.distributed after init_process_group('lazyrt')"
+NO_REPLICAS = (
+    "lazyrt starts no replicas and copies no model to them. A launcher such as torchrun starts one "
+    "process for each, and init_process_group('lazyrt') joins them"
 )
 NO_SERVER = (
     "a capture from another process needs a profiler client that is not part of lazyrt. Use "
@@ -60,18 +61,18 @@ def only_one(function: str, argument: str, value: object, *, allowed: object) ->
         )
 
 
-# -------------------------------------------------------------------------- one replica
-# torch_xla's replicas sum their gradients. Its names do not here, so each process would train a
-# model of its own, and nothing would look wrong.
+# ----------------------------------------------------------------------------- replicas
+# torch_xla's replicas sum their gradients. Its names do so through the process group `lazyrt`;
+# without it each process would train a model of its own, and nothing would look wrong.
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-def one_replica(
+def of_replicas(
     function: Callable[_Arguments, _Result],
 ) -> Callable[_Arguments, _Result]:
-    """Decorate a function whose result is right for one replica alone."""
+    """Decorate a function that acts for the only replica, or through the process group."""
 
     @functools.wraps(function)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -81,19 +82,39 @@ def one_replica(
     return checked
 
 
+def ordinal() -> int:
+    """Return the number of this process among those of the process group, else 0."""
+    world = replicas.world()
+    return 0 if world is None else world.rank
+
+
+def world_size() -> int:
+    """Return how many processes the process group has, else 1."""
+    world = replicas.world()
+    return 1 if world is None else world.size
+
+
+def local(variable: str, default: int) -> int:
+    """Return what a launcher says of this machine's processes in the environment."""
+    text = os.environ.get(variable, "")
+    return int(text) if world_size() > 1 and text.isdecimal() else default
+
+
 def _refuse_several(function: str) -> None:
-    """Refuse a call in one of several replicas.
+    """Refuse a call in one of several replicas that no process group joins.
 
     Raises:
         NoEquivalentError: There are several, and nobody said that they are independent.
     """
-    found = None if config.independent_processes else _several()
+    if config.independent_processes or replicas.world() is not None:
+        return
+    found = _several()
     if found is not None:
         raise NoEquivalentError(
             f"{function}() found {found}: this process is one of several replicas, and torch_xla's "
-            "names act on one, so each of them would train a model of its own. Use "
-            "torch.distributed: init_process_group('lazyrt') with DistributedDataParallel or "
-            "fully_shard; or, where the processes are meant to be independent, set "
+            "names act on one until a process group 'lazyrt' joins them, so each of them would "
+            "train a model of its own. Call torch.distributed.init_process_group('lazyrt') first; "
+            "or, where the processes are meant to be independent, set "
             "lazyrt.config.independent_processes = True, or LAZYRT_INDEPENDENT_PROCESSES=1."
         )
 

@@ -1,14 +1,15 @@
-"""`torch_xla.runtime` over lazyrt: one device of one process."""
+"""`torch_xla.runtime` over lazyrt: one device in each process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from lazyrt import jax_compat
+from lazyrt.compat import common
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.common import (
     INTERNAL,
-    one_replica,
+    of_replicas,
     only_one,
     refuse,
 )
@@ -37,52 +38,52 @@ def device_type() -> str:
     return _xm.xla_device_hw()
 
 
-@one_replica
+@of_replicas
 def world_size() -> int:
-    """Return 1."""
-    return 1
+    """Return how many processes the process group has; 1 without one."""
+    return common.world_size()
 
 
-@one_replica
+@of_replicas
 def global_ordinal() -> int:
-    """Return 0."""
-    return 0
+    """Return the number of this process."""
+    return common.ordinal()
 
 
-@one_replica
+@of_replicas
 def local_ordinal() -> int:
-    """Return 0."""
-    return 0
+    """Return the number of this process on this machine."""
+    return common.local("LOCAL_RANK", common.ordinal())
 
 
-@one_replica
+@of_replicas
 def process_index() -> int:
-    """Return 0."""
-    return 0
+    """Return the number of this process."""
+    return common.ordinal()
 
 
-@one_replica
+@of_replicas
 def host_index() -> int:
-    """Return 0."""
-    return 0
+    """Return the number of this machine, as torchrun counts them."""
+    return common.local("GROUP_RANK", 0)
 
 
-@one_replica
+@of_replicas
 def process_count() -> int:
-    """Return 1."""
-    return 1
+    """Return how many processes the process group has; 1 without one."""
+    return common.world_size()
 
 
-@one_replica
+@of_replicas
 def local_process_count() -> int:
-    """Return 1."""
-    return 1
+    """Return how many processes this machine has."""
+    return common.local("LOCAL_WORLD_SIZE", common.world_size())
 
 
-@one_replica
+@of_replicas
 def global_device_count() -> int:
-    """Return 1."""
-    return 1
+    """Return one device for each process."""
+    return common.world_size()
 
 
 def local_device_count() -> int:
@@ -95,7 +96,7 @@ def addressable_device_count() -> int:
     return 1
 
 
-@one_replica
+@of_replicas
 def global_runtime_device_count() -> int:
     """Return how many devices a mesh can have."""
     return jax_compat.device_count()

@@ -10,7 +10,7 @@ import torch
 import lazyrt
 from lazyrt.compat import _XLAC, common
 from lazyrt.compat import xla_model as _xm
-from lazyrt.compat.common import Block, one_replica, only_one, refuse
+from lazyrt.compat.common import Block, of_replicas, only_one, refuse
 from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
 from lazyrt.observe import events
@@ -31,7 +31,7 @@ REFUSED: dict[str, str] = {}
 __getattr__ = refuse("torch_xla", REFUSED)
 
 
-@one_replica
+@of_replicas
 def device(index: int | None = None) -> torch.device:
     """Return the lazy device; `index` is None or 0."""
     only_one("device()", "index", index, allowed=0)
@@ -39,7 +39,7 @@ def device(index: int | None = None) -> torch.device:
     return lazyrt.device()
 
 
-@one_replica
+@of_replicas
 def devices() -> list[torch.device]:
     """Return the one device in a list."""
     return [lazyrt.device()]
@@ -50,7 +50,7 @@ def real_devices() -> list[str]:
     return _xm.xla_real_devices()
 
 
-@one_replica
+@of_replicas
 def device_count() -> int:
     """Return 1."""
     return 1
@@ -66,15 +66,15 @@ def manual_seed(seed: int, device: Any = None) -> None:
     torch.manual_seed(seed)
 
 
-@one_replica
+@of_replicas
 def launch(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     start_method: str = "spawn",
     debug_single_process: bool = False,
 ) -> None:
-    """Call `fn(0, *args)` in this process: there is one replica."""
-    fn(0, *args)
+    """Call `fn(ordinal, *args)` in this process; a launcher starts the others."""
+    fn(common.ordinal(), *args)
 
 
 def step() -> Compiled:

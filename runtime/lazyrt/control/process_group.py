@@ -9,15 +9,22 @@ waits for nothing. DistributedDataParallel, `fully_shard` and DTensor build on t
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
+import linecache
+import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import distributed as dist
 
 from lazyrt.errors import NoEquivalentError
-from lazyrt.execution import replicas
+from lazyrt.execution import cache_miss, replicas
 from lazyrt.execution.executor import barrier
+from lazyrt.frontend import optimizer_state
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import functional_kernel
@@ -27,8 +34,8 @@ from lazyrt.ir.live import Buffer, lock, pending
 from lazyrt.lowering import collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from types import FrameType
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import CodeType, FrameType
 
 
 def register() -> None:
@@ -39,11 +46,31 @@ def register() -> None:
         )
 
 
+_is_following = False
+
+
+@contextlib.contextmanager
+def _allocating() -> Iterator[None]:
+    """Let what DistributedDataParallel allocates in the block be inputs of the step."""
+    with lock:
+        before = set(pending.buffers)
+    yield
+    with lock:
+        made = optimizer_state.begin_as_inputs(pending.buffers.keys() - before)
+    if made:
+        sizes = [value.shape[0] * value.dtype.itemsize for value in made]
+        cache_miss.note_buckets(sizes)
+
+
 def _create(options: Any, _backend_options: Any) -> LazyProcessGroup:
+    global _is_following
+    if not _is_following:
+        _is_following = True
+        compat.patch_buckets(_allocating)
     rank, size = options.group_rank, options.group_size
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     if not options.global_ranks_in_group:
-        replicas.initialise(options.store, rank, size, _line_of)
+        replicas.initialise(options.store, rank, size, _line_of, _condition)
     return LazyProcessGroup(rank, ranks)
 
 
@@ -53,6 +80,68 @@ def _line_of(frame: FrameType | None) -> str:
             return str(site_of(frame))
         frame = frame.f_back
     return ""
+
+
+def _condition() -> str:
+    """Return the condition on the rank that the caller's lines stand under; empty without one."""
+    frame: FrameType | None = sys._getframe(1)
+    found = ""
+    while frame is not None and not found:
+        if not is_library(frame.f_code):
+            found = _condition_at(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return found
+
+
+_OF_RANK = re.compile(r"(?i)rank|ordinal|is_master|main_process|is_main")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _condition_at(code: CodeType, line: int) -> str:
+    """Return the innermost `if` around a line that asks for the rank, with its line; or nothing."""
+    source = linecache.getlines(code.co_filename)
+    try:
+        tree = ast.parse("".join(source))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    names = _names_of_rank(tree)
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        and node.body[0].lineno <= line <= (node.end_lineno or 0)
+        and node.lineno >= code.co_firstlineno
+        and names & _names(node.test)
+    ]
+    if not found:
+        return ""
+    number = max(node.lineno for node in found)
+    return f"`{source[number - 1].strip()}` at {Path(code.co_filename).name}:{number}"
+
+
+def _names_of_rank(tree: ast.AST) -> set[str]:
+    """Return names of the rank in a file, and of what is computed from it there."""
+    made: list[tuple[set[str], set[str]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            made.append((set().union(*map(_names, targets)), _names(node.value)))
+        elif isinstance(node, ast.FunctionDef):
+            returned = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+            made.append(({node.name}, set().union(*map(_names, returned))))
+    known = {name for name in _names(tree) if _OF_RANK.search(name)}
+    count = -1
+    while count != len(known):
+        count = len(known)
+        for targets_, read in made:
+            if read & known and len(targets_) == 1:
+                known |= targets_
+    return known
+
+
+def _names(tree: ast.AST) -> set[str]:
+    found = (getattr(n, "id", None) or getattr(n, "attr", None) for n in ast.walk(tree))
+    return {name for name in found if isinstance(name, str)}
 
 
 @functools.cache
@@ -105,6 +194,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         super().__init__(rank, len(ranks))
         self._ranks = ranks
+        world = replicas.world()
+        self._processes = len(ranks) if world is None else world.size
         self._group_name = self._group_desc = ""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -146,7 +237,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         with torch.no_grad():
             lazy = operand.detach().to(compat.DEVICE_TYPE).contiguous()
             has_data = not state_of(lazy).is_pending
-            result = _kernel(func)(lazy, *args, [*self._ranks])
+            result = _kernel(func)(lazy, *args, [*self._ranks], self._processes)
             if has_data and not (lazy.is_floating_point() or lazy.is_complex()):
                 with replicas.together():
                     return snapshot(result)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazygraph.explain.model import Cause, Explanation
+from lazygraph.explain.model import BucketNote, Cause, Explanation
 from lazygraph.explain.why import evicted, explain
 from lazygraph.snapshot import Name, Origin
 from lazyrt import jax_compat
@@ -216,6 +216,7 @@ Boundary = tuple[str, SourceLocation | None]
 _began_after: Boundary = ("", None)
 _fallbacks: deque[tuple[str, SourceLocation | None]] = deque(maxlen=_MAX_FALLBACKS)
 _guards: deque[GuardNote] = deque(maxlen=_MAX_GUARDS)
+_buckets: BucketNote | None = None
 _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _optimizers: Callable[[], tuple[OptimizerNote, ...]] = tuple
@@ -261,6 +262,12 @@ def note_guard(guard: GuardNote) -> None:
     _guards.append(guard)
 
 
+def note_buckets(sizes: Sequence[int]) -> None:
+    """Remember that DistributedDataParallel reduces gradients in buckets of so many bytes."""
+    global _buckets
+    _buckets = BucketNote(1 if _buckets is None else _buckets.times + 1, tuple(sizes))
+
+
 def describe(
     graph: Canonical,
     donated: Sequence[int],
@@ -297,6 +304,7 @@ def describe(
         cell=_cell(),
         guards=tuple(_guards),
         optimizers=_optimizers(),
+        buckets=_buckets,
     )
     record = graph_registry.create(
         key, graph, snapshot_of(graph, names, origins, modules), step

@@ -23,7 +23,7 @@ from lazyrt.config import config
 from lazyrt.errors import LoweringError
 from lazyrt.execution import cache, process, replicas
 from lazyrt.execution.host_kernel import HostKernel
-from lazyrt.lowering.collectives import ranks_of
+from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
@@ -190,7 +190,7 @@ def graph_key(graph: Canonical, donated: Iterable[int], *, fast: bool) -> str:
     """
     tier = "fast" if fast else "optimised"
     key = f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
-    return key + _of_this_process(given_rules(graph), ranks_of(graph.nodes))
+    return key + _of_this_process(given_rules(graph), processes_of(graph.nodes))
 
 
 def given_rules(graph: Canonical) -> tuple[tuple[str, int], ...]:
@@ -198,12 +198,10 @@ def given_rules(graph: Canonical) -> tuple[tuple[str, int], ...]:
     return tuple(sorted({each for node in graph.nodes for each in node.spec.given}))
 
 
-def _of_this_process(
-    rules: tuple[tuple[str, int], ...], ranks: tuple[int, ...] = ()
-) -> str:
+def _of_this_process(rules: tuple[tuple[str, int], ...], processes: int = 0) -> str:
     """Return what such rules and processes add to a key; another run may have others."""
     given = [f"{name} {times}" for name, times in rules]
-    given += [f"ranks {ranks}"] * bool(ranks)
+    given += [f"{processes} processes"] * bool(processes)
     return f"{cache.OF_THIS_PROCESS}{', '.join(given)}" if given else ""
 
 
@@ -288,7 +286,7 @@ def saves_time_in_two_tiers(graph: Canonical, key: str) -> bool:
         graph: What to compute.
         key: Of its optimised build.
     """
-    several = ranks_of(graph.nodes) or mesh_of(graph) is not None
+    several = processes_of(graph.nodes) or mesh_of(graph) is not None
     return len(graph.nodes) > _FEW and not several and not cache.has(key)
 
 
@@ -297,7 +295,7 @@ def _build_of(
     names: Mapping[int, str] | None, placements: Placements | None, *, numbered: bool = False,
 ) -> tuple[Callable[[], Any], cache.Facts]:  # fmt: skip
     """Return what compiles a graph, and what a list of executables says of it."""
-    ranks = ranks_of(graph.nodes)
+    processes = processes_of(graph.nodes)
 
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
@@ -325,14 +323,14 @@ def _build_of(
                 donated,
                 fast=fast,
                 names=names,
-                ranks=ranks,
+                processes=processes,
                 placements=placements,
             )
         except Exception as error:  # noqa: BLE001 - the second path decides
             made = _compile_by_interpretation(
                 graph, donated, error, fast=fast, placements=placements
             )
-        return replicas.guarded(made, graph) if ranks else made
+        return replicas.guarded(made, graph) if processes else made
 
     facts = cache.Facts(
         holds=f"{'step' if purpose == 'tier up' else purpose} graph {graph.fingerprint[:8]}",
@@ -398,7 +396,7 @@ def compile_interpreted(
         argument_types(graph),
         donated,
         fast=fast,
-        ranks=ranks_of(graph.nodes),
+        processes=processes_of(graph.nodes),
         placements=placements,
     )
 
@@ -430,11 +428,11 @@ def begin_spec(
         main = jax_compat.with_ready_scalar(apply) if spec.is_large else apply
         try:
             made = jax_compat.compile_function(
-                main, spec.signature, {}, fast=True, ranks=spec.ranks
+                main, spec.signature, {}, fast=True, processes=spec.processes
             )
         except Exception as error:
             raise LoweringError(first_line(error)) from error
-        return replicas.guarded(made, spec) if spec.ranks else made
+        return replicas.guarded(made, spec) if spec.processes else made
 
     key = _spec_key(spec)
     facts = cache.Facts(
@@ -468,7 +466,7 @@ def is_compiled(spec: Spec) -> bool:
 
 def _spec_key(spec: Spec) -> str:
     kind = "op with ready scalar" if spec.is_large else "op"
-    return f"{kind}|{spec_identity(spec)}{_of_this_process(spec.given, spec.ranks)}"
+    return f"{kind}|{spec_identity(spec)}{_of_this_process(spec.given, spec.processes)}"
 
 
 def spec_identity(spec: Spec) -> str:

@@ -27,7 +27,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lazygraph.explain.model import Explanation, GuardNote
+    from lazygraph.explain.model import BucketNote, Explanation, GuardNote
     from lazyrt.ir.fingerprint import Canonical
 
 
@@ -62,6 +62,7 @@ class StepKey:
         cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
         guards: Why `torch.compile` compiled functions again since the graph before.
         optimizers: Those that update parameters in the step.
+        buckets: In what parts DistributedDataParallel reduces gradients.
     """
 
     fingerprint: str
@@ -77,6 +78,7 @@ class StepKey:
     cell: int | None = None
     guards: tuple[GuardNote, ...] = ()
     optimizers: tuple[OptimizerNote, ...] = ()
+    buckets: BucketNote | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -19,17 +19,18 @@ import socket
 import sys
 import threading
 import time
+import warnings
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import plural
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.errors import ReplicaError, UsageError
+from lazyrt.errors import ReplicaError, ReplicaWarning, UsageError
 from lazyrt.ir.fingerprint import Canonical
 from lazyrt.ir.node import Value, type_text
-from lazyrt.lowering.collectives import is_collective, ranks_of
+from lazyrt.lowering.collectives import group_of, is_collective
 from lazyrt.lowering.emit import label_of
 
 if TYPE_CHECKING:
@@ -48,14 +49,17 @@ _DEAD_S = 10.0
 _HEARTBEAT_S = 100  # of jax's own service, which ends the processes that are left
 _FAREWELL_S = 5.0
 _MAX_IN_FLIGHT = 2  # collective programs; about 32 block XLA's threads for ever
+_LATE_S = 1.0  # after which a rank that does not come is worth a warning
 _SHOWN_LINES = 6
+_GAVE_UP = "gave up"
 
 
 # A collective of an optimised program: its type, its kind and its groups.
 _COLLECTIVE = re.compile(
-    r"= (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\("
-    r"|replica_groups=\S+"
+    r"= (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\("
+    r".*?replica_groups=(\{\{.*?\}\}|\S+)"
 )
+_Ranks = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -67,13 +71,16 @@ class World:
         size: How many there are.
         store: torch's key-value store that all of them reach.
         line_of: Returns the user's line in a frame of the main thread.
+        condition: Returns the condition on the rank that the caller's lines stand under.
     """
 
     rank: int
     size: int
     store: Any
     line_of: Callable[[FrameType | None], str]
-    _launches: dict[tuple[int, ...], int] = field(default_factory=dict)
+    condition: Callable[[], str]
+    _launches: dict[_Ranks, int] = field(default_factory=dict)
+    _published: list[tuple[list[str], set[int]]] = field(default_factory=list)
     _seen: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _beating: threading.Thread | None = None
@@ -120,16 +127,32 @@ class World:
         """Return whether a rank gives no sign of life."""
         return self.last_beat(rank)[0] > _DEAD_S
 
-    def next_launch(self, ranks: tuple[int, ...]) -> int:
+    def next_launch(self, ranks: _Ranks) -> int:
         """Return the number of the next launch of a group."""
         number = self._launches[ranks] = self._launches.get(ranks, 0) + 1
         return number
+
+    def forget_published(self, keys: list[str], readers: set[int]) -> None:
+        """Delete this rank's keys of earlier launches, and remember those of this one.
+
+        Args:
+            keys: What this rank has published.
+            readers: The ranks that read it. All have come to this launch, so they have read
+                what they had to read before.
+        """
+        for earlier in [each for each in self._published if each[1] <= readers]:
+            self._published.remove(earlier)
+            for key in earlier[0]:
+                self.store.delete_key(key)
+        self._published.append((keys, readers))
 
 
 _world: World | None = None
 _boundary: tuple[str, SourceLocation | None] = ("", None)
 _in_flight: list[Any] = []
 _is_together = False
+_warned: set[tuple[str, str]] = set()
+_common: set[str] = set()  # conditions that all ranks were under
 
 
 def world() -> World | None:
@@ -138,7 +161,11 @@ def world() -> World | None:
 
 
 def initialise(
-    store: Any, rank: int, size: int, line_of: Callable[[FrameType | None], str]
+    store: Any,
+    rank: int,
+    size: int,
+    line_of: Callable[[FrameType | None], str],
+    condition: Callable[[], str],
 ) -> None:
     """Join the processes of a torch process group; further calls do nothing.
 
@@ -147,6 +174,7 @@ def initialise(
         rank: This process.
         size: How many there are; one needs nothing.
         line_of: Returns the user's line in a frame.
+        condition: Returns the condition on the rank that the caller's lines stand under.
 
     Raises:
         UsageError: The device was used before.
@@ -163,7 +191,7 @@ def initialise(
     if rank == 0:
         store.set("lazyrt/address", _free_address())
     address = store.get("lazyrt/address").decode()
-    found = World(rank, size, store, line_of)
+    found = World(rank, size, store, line_of, condition)
     local = os.environ.get("LOCAL_RANK", "")
     jax_compat.join(
         address,
@@ -241,10 +269,10 @@ def check_alone(nodes: Iterable[Node]) -> None:
     """
     if _world is None or _is_together:
         return
-    found = next((n for n in nodes if is_collective(n) and len(n.args[-1]) > 1), None)
+    found = next((n for n in nodes if is_collective(n) and len(group_of(n)) > 1), None)
     if found is not None:
         raise ReplicaError(
-            f"a look at a pending tensor needs {found.op.name} of {_named(found.args[-1])}, "
+            f"a look at a pending tensor needs {found.op.name} of {_named(group_of(found))}, "
             f"recorded at {found.provenance.site or 'an unknown line'}, and the other ranks do not "
             "look. End the step on all ranks with lazyrt.mark_step(), then look."
         )
@@ -272,8 +300,52 @@ def guarded(executable: Any, of: Canonical | Spec) -> Any:
     return executable
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """What a rank says of a program that it is about to launch.
+
+    Attributes:
+        rank: Which one.
+        digests: For each of its groups the number of this launch, and a digest of the program's
+            collectives of that group.
+        what: The program's size.
+        cause: What ends the step.
+        site: The line of that.
+        condition: The condition on the rank under which it stands.
+    """
+
+    rank: int
+    digests: dict[_Ranks, tuple[int, str]]
+    what: str
+    cause: str
+    site: str
+    condition: str = ""
+
+    @property
+    def keys(self) -> list[str]:
+        """Where it is published: once for each group, whose other ranks know no more."""
+        return [
+            _key(ranks, number, self.rank)
+            for ranks, (number, _) in self.digests.items()
+        ]
+
+    def __str__(self) -> str:
+        groups = [[*ranks, *said] for ranks, said in self.digests.items()]
+        return json.dumps([groups, self.what, self.cause, self.site, self.condition])
+
+
+def _key(ranks: _Ranks, number: int, rank: int) -> str:
+    return f"lazyrt/launch/{'-'.join(map(str, ranks))}/{number}/{rank}"
+
+
+def _launch(rank: int, text: bytes) -> _Launch:
+    groups, *said = json.loads(text)
+    digests = {tuple(ranks): (number, digest) for *ranks, number, digest in groups}
+    return _Launch(rank, digests, *said)
+
+
 class _Guard:
-    """Compares the collectives that the ranks of one group are about to launch.
+    """Compares the collectives that ranks are about to launch.
 
     What else they compute may differ: rank 0 may log, and each has positions of its own.
 
@@ -283,20 +355,28 @@ class _Guard:
     """
 
     def __init__(self, of: Canonical | Spec, hlo: str) -> None:
+        self._lines: dict[_Ranks, list[str]] = {}
         if isinstance(of, Canonical):
             nodes = sorted(filter(is_collective, of.nodes), key=lambda node: node.id)
-            self._ranks = ranks_of(nodes)
-            self._lines = [_described(node) for node in nodes]
+            for node in nodes:
+                if len(group_of(node)) > 1:
+                    self._lines.setdefault(group_of(node), []).append(_described(node))
             what = f"{plural(len(of.nodes), 'op')}, {plural(len(nodes), 'collective')}"
         else:
-            self._ranks, self._lines, what = of.ranks, [str(of)], str(of)
+            self._lines[tuple(of.template[-2])] = [str(of)]
+            what = str(of)
         self._what = what
-        run = [found[0] for found in _COLLECTIVE.finditer(hlo)]
-        kinds = [line.partition(" at ")[0].rpartition("/")[2] for line in self._lines]
-        self._digest = hashlib.blake2b("\n".join(kinds + run).encode()).hexdigest()[:16]
+        compiled = [found.groups() for found in _COLLECTIVE.finditer(hlo)]
+        self._digests = {
+            ranks: _digest(ranks, lines, compiled)
+            for ranks, lines in self._lines.items()
+        }
 
     def check(self) -> None:
         """Wait for the other ranks, and compare.
+
+        The ranks of several groups may have further groups, whose ranks this one reads, too: so
+        all that depend on each other raise, or none does.
 
         Raises:
             ReplicaError: They launch something else, or one of them does not come.
@@ -305,47 +385,96 @@ class _Guard:
         if here is None or not config.replica_guard:
             return
         cause, site = _boundary
-        key = f"lazyrt/launch/{'-'.join(map(str, self._ranks))}"
-        number = here.next_launch(self._ranks)
-        own = json.dumps([self._digest, self._what, cause, str(site or "")])
-        here.store.set(f"{key}/{number}/{here.rank}", own)
-        keys = [f"{key}/{number}/{rank}" for rank in self._ranks]
-        self._wait(here, keys, number)
-        said = dict(zip(self._ranks, here.store.multi_get(keys), strict=True))
-        if number > 1:  # all have read it, since all have come to this one
-            here.store.delete_key(f"{key}/{number - 1}/{here.rank}")
-        found = {rank: json.loads(text) for rank, text in said.items()}
-        if len({each[0] for each in found.values()}) > 1:
-            raise ReplicaError(self._difference(here, number, found))
+        digests = {
+            ranks: (here.next_launch(ranks), digest)
+            for ranks, digest in self._digests.items()
+        }
+        condition = here.condition()
+        own = _Launch(here.rank, digests, self._what, cause, str(site or ""), condition)
+        here.store.multi_set(own.keys, [str(own)] * len(own.keys))
+        known = dict.fromkeys(own.keys, own)
+        groups = {ranks: number for ranks, (number, _) in digests.items()}
+        open_groups = groups
+        while open_groups:
+            rank_of = {
+                _key(ranks, number, rank): rank
+                for ranks, number in open_groups.items()
+                for rank in ranks
+            }
+            keys = [key for key in rank_of if key not in known]
+            self._wait(here, own, {key: rank_of[key] for key in keys}, groups)
+            for key, text in zip(keys, here.store.multi_get(keys), strict=True):
+                known[key] = _launch(rank_of[key], text)
+            open_groups = {
+                ranks: number
+                for launch in known.values()
+                for ranks, (number, _) in launch.digests.items()
+                if ranks not in groups
+            }
+            groups = {**groups, **open_groups}
+        launches = {launch.rank: launch for launch in known.values()}
+        here.forget_published(own.keys, set(launches))
+        gone = [rank for rank, each in launches.items() if each.what == _GAVE_UP]
+        if gone:
+            raise ReplicaError(
+                f"{_named(sorted(gone))} gave up waiting for this launch at "
+                f"{launches[gone[0]].site or 'an unknown line'}. Nothing was launched. For slow "
+                "ranks raise lazyrt.config.replica_timeout_s on all of them."
+            )
+        if any(each.condition != condition for each in launches.values()):
+            _warn_of_condition(own)
+        else:
+            _common.add(condition)
+        for ranks in sorted(groups):
+            said = {rank: known[_key(ranks, groups[ranks], rank)] for rank in ranks}
+            if len({launch.digests[ranks] for launch in said.values()}) > 1:
+                raise ReplicaError(self._difference(here, ranks, said))
 
-    def _wait(self, here: World, keys: list[str], number: int) -> None:
+    def _wait(
+        self,
+        here: World,
+        own: _Launch,
+        rank_of: dict[str, int],
+        groups: dict[_Ranks, int],
+    ) -> None:
+        """Wait until some keys are there, each published by a rank."""
         start = time.monotonic()
         pause = _PAUSE_S
-        while not here.store.check(keys):
+        keys = [*rank_of]
+        while keys and not here.store.check(keys):
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S)
             waited = time.monotonic() - start
             if waited < _POLL_S:
                 continue
-            missing = [
-                rank
-                for rank, key in zip(self._ranks, keys, strict=True)
-                if not here.store.check([key])
-            ]
+            missing = sorted(
+                {rank_of[key] for key in keys if not here.store.check([key])}
+            )
             dead = [rank for rank in missing if here.end_of(rank) or here.is_lost(rank)]
-            if dead or waited > config.replica_timeout_s:
-                raise ReplicaError(self._absent(here, number, missing, dead, waited))
+            is_first = max(groups.values()) == 1  # ranks start at different times
+            if waited > _LATE_S and not is_first and own.condition not in _common:
+                _warn_of_condition(own)
+            is_split = (
+                here.rank in missing
+            )  # others run as one what are two programs here
+            if dead or is_split or waited > config.replica_timeout_s:
+                given_up = replace(own, what=_GAVE_UP)
+                here.store.multi_set(own.keys, [str(given_up)] * len(own.keys))
+                number = max(groups.values())
+                raise ReplicaError(
+                    self._absent(here, own, number, missing, dead, waited)
+                )
 
     def _absent(
         self,
         here: World,
+        own: _Launch,
         number: int,
         missing: list[int],
         dead: list[int],
         waited: float,
     ) -> str:
-        cause, site = _boundary
-        step = f"{cause}{f' at {site}' if site else ''}"
+        step = f"{own.cause}{f' at {own.site}' if own.site else ''}"
         lines = [f"rank {here.rank} is at launch {number} ({step}: {self._what})"]
         lines[0] += (
             f", and waited {waited:.1f} s for {_named(missing)}. Nothing was launched."
@@ -363,40 +492,83 @@ class _Guard:
                 )
             else:
                 lines.append(f"rank {rank} is alive{where}.")
-        if not dead:
+        if own.condition:
+            lines.append(_mend([own]))
+        elif not dead:
             lines.append(
                 "All ranks must run each step: move reads, saving and mark_step() out of "
                 "`if rank == 0:`, or raise lazyrt.config.replica_timeout_s for a slow rank."
             )
         return "\n".join(lines)
 
-    def _difference(self, here: World, number: int, found: dict[int, list[str]]) -> str:
-        groups: dict[str, list[int]] = {}
-        for rank, (digest, *_rest) in found.items():
-            groups.setdefault(digest, []).append(rank)
+    def _difference(self, here: World, ranks: _Ranks, said: dict[int, _Launch]) -> str:
+        groups: dict[tuple[int, str], list[int]] = {}
+        for rank, launch in said.items():
+            groups.setdefault(launch.digests[ranks], []).append(rank)
+        number = said[ranks[0]].digests[ranks][0]
         # The first rank of each program publishes its collectives for the comparison.
-        group = "-".join(map(str, self._ranks))
-        key = f"lazyrt/program/{group}/{number}"
-        if groups[self._digest][0] == here.rank:
-            text = "\n".join(self._lines)
+        key = f"lazyrt/program/{'-'.join(map(str, ranks))}/{number}"
+        if here.rank in [those[0] for those in groups.values()]:
+            text = "\n".join(self._lines[ranks])
             here.store.set(f"{key}/{here.rank}", zlib.compress(text.encode(), 1))
         first_line = (
             f"the ranks are about to launch {len(groups)} programs at launch {number}"
         )
         lines = [f"{first_line} whose collectives differ. Nothing was launched."]
-        for ranks in groups.values():
-            _, what, cause, site = found[ranks[0]]
-            at = f" at {site}" if site else ""
-            lines.append(f"{_named(ranks)}: {what}, {cause}{at}")
-        first, second = (ranks[0] for ranks in list(groups.values())[:2])
+        for those in groups.values():
+            launch = said[those[0]]
+            at = f" at {launch.site}" if launch.site else ""
+            lines.append(f"{_named(those)}: {launch.what}, {launch.cause}{at}")
+        first, second = (those[0] for those in list(groups.values())[:2])
         lines += _differing(
             _program(here, key, first), _program(here, key, second), first, second
         )
         lines.append(
-            "All ranks must run the same collectives in the same order: let no rank skip one, and "
+            _mend(said.values())
+            or "All ranks must run the same collectives in the same order: let no rank skip one, and "
             "give tensors that are reduced one shape on all ranks."
         )
         return "\n".join(lines)
+
+
+def _mend(launches: Iterable[_Launch]) -> str:
+    """Return what to do about launches under conditions that other ranks are not under."""
+    under = {each.condition for each in launches}
+    found = sorted(under - {""}) if len(under) > 1 or len([*launches]) == 1 else []
+    if not found:
+        return ""
+    return (
+        f"Call lazyrt.mark_step() on all ranks in front of {found[0]}: then nothing is pending "
+        "there that other ranks take part in."
+    )
+
+
+def _warn_of_condition(own: _Launch) -> None:
+    """Warn, once for a line, that this rank runs collectives where others may not come."""
+    key = own.condition, own.site
+    if not own.condition or key in _warned:
+        return
+    _warned.add(key)
+    site = _boundary[1]
+    warnings.warn_explicit(
+        f"{own.cause} at {own.site} runs {own.what} under {own.condition}: other ranks run these "
+        f"collectives elsewhere, or never. {_mend([own])}",
+        ReplicaWarning,
+        "<unknown>" if site is None else site.file,
+        0 if site is None else site.line,
+    )
+
+
+def _digest(
+    ranks: _Ranks, lines: list[str], compiled: Iterable[tuple[str, ...]]
+) -> str:
+    """Return a digest of a program's collectives of one group, recorded and compiled."""
+    kinds = [line.partition(" at ")[0].rpartition("/")[2] for line in lines]
+    own = "{" + ",".join(map(str, ranks)) + "}"
+    for type_, kind, groups in compiled:
+        if own in groups or "{{" not in groups:  # else it is another group's
+            kinds.append(f"{type_} {kind} {groups}")
+    return hashlib.blake2b("\n".join(kinds).encode()).hexdigest()[:16]
 
 
 def _described(node: Any) -> str:
@@ -405,7 +577,7 @@ def _described(node: Any) -> str:
         _constant(arg)
         if not isinstance(arg, Value)
         else type_text(arg.shape, arg.dtype)
-        for arg in node.args
+        for arg in node.args[:-1]
     )
     label = label_of(node).replace("lazyrt.", "").replace(".default", "")
     return f"{label}({types}){f' at {site}' if site else ''}"

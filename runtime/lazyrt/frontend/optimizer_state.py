@@ -4,7 +4,7 @@ State that an optimizer creates in its first step, such as `zeros_like(parameter
 every later step. Were it a constant of the first, a training loop would compile twice. So a fill that
 an update makes and that outlives the step is data from the start. A fill that does not is a constant,
 as fills are elsewhere. The numbers of an update that are no options of the optimizer, such as a bias
-correction, are inputs from the start, too.
+correction, are inputs from the start, too. So are the buckets of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -67,6 +67,14 @@ def begin(optimizer: Optimizer) -> None:
             for buffer in _state_of(optimizer):
                 if buffer.meta is None and _is_constant(buffer.value):
                     _give_data(buffer)
+
+
+def begin_as_inputs(buffers: Iterable[Buffer]) -> list[Value]:
+    """Give their data to those of some pending buffers that are fills; return what they were."""
+    values = [(each, each.value) for each in buffers if _is_constant(each.value)]
+    for buffer, _ in values:
+        _give_data(buffer)
+    return [value for _, value in values if value is not None]
 
 
 def end() -> None:

@@ -1085,6 +1085,24 @@ def register_checkpoint_location(
 _BEFORE_TORCH = 15
 
 
+def patch_buckets(allocating: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let DistributedDataParallel allocate the buckets of its gradients within a context.
+
+    It does so when it is built, and once more when it has seen in which order gradients come.
+    """
+    reducer: Any = torch._C._distributed_c10d.Reducer
+    for name in ("__init__", "_rebuild_buckets"):
+        original = getattr(reducer, name)
+
+        def within(
+            self: Any, *args: Any, _original: Any = original, **kwargs: Any
+        ) -> Any:
+            with allocating():
+                return _original(self, *args, **kwargs)
+
+        setattr(reducer, name, functools.wraps(original)(within))
+
+
 def finished_work(result: Any) -> Any:
     """Return torch's handle of a collective that is recorded: waiting for it waits for nothing."""
     future: torch.futures.Future[Any] = torch.futures.Future()

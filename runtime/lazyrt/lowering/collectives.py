@@ -1,7 +1,8 @@
 """Collectives: ops whose result depends on the operands of several processes.
 
 Each process runs the same program on its own data, and XLA's cross-replica collectives join them.
-An op's `ranks` are the processes that take part, so they are a part of the graph's key.
+An op's `ranks` are the processes that take part, of so many `processes`: both are a part of the
+graph's key. A program has a replica for each process, and only those that take part launch it.
 """
 
 # A rule's parameters are those of the op's schema.
@@ -9,6 +10,7 @@ An op's `ranks` are the processes that take part, so they are a part of the grap
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,7 +23,6 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from lazyrt.errors import UsageError
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from lazyrt.lowering.context import OpContext
 
 _SCHEMAS = (
-    "all_reduce(Tensor self, str reduction, int[] ranks) -> Tensor",
-    "all_gather(Tensor self, int[] ranks) -> Tensor",
-    "reduce_scatter(Tensor self, str reduction, int[] ranks) -> Tensor",
-    "all_to_all(Tensor self, int[] ranks) -> Tensor",
-    "broadcast(Tensor self, int source, int[] ranks) -> Tensor",
+    "all_reduce(Tensor self, str reduction, int[] ranks, int processes) -> Tensor",
+    "all_gather(Tensor self, int[] ranks, int processes) -> Tensor",
+    "reduce_scatter(Tensor self, str reduction, int[] ranks, int processes) -> Tensor",
+    "all_to_all(Tensor self, int[] ranks, int processes) -> Tensor",
+    "broadcast(Tensor self, int source, int[] ranks, int processes) -> Tensor",
 )
 NAMES = frozenset(f"lazyrt.{schema.partition('(')[0]}.default" for schema in _SCHEMAS)
 
@@ -43,18 +44,27 @@ _library = torch.library.Library("lazyrt", "FRAGMENT")
 for _schema in _SCHEMAS:
     _library.define(_schema)
 
+
+def _same(self: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+def _resized(self: torch.Tensor, rows: int) -> torch.Tensor:
+    return self.new_empty((rows, *self.shape[1:]))
+
+
 _types = torch.library.Library("lazyrt", "IMPL", "Meta")
-_types.impl("all_reduce", lambda self, reduction, ranks: torch.empty_like(self))
-_types.impl("all_to_all", lambda self, ranks: torch.empty_like(self))
-_types.impl("broadcast", lambda self, source, ranks: torch.empty_like(self))
+_types.impl("all_reduce", _same)
+_types.impl("all_to_all", _same)
+_types.impl("broadcast", _same)
 _types.impl(
     "all_gather",
-    lambda self, ranks: self.new_empty((self.shape[0] * len(ranks), *self.shape[1:])),
+    lambda self, ranks, processes: _resized(self, self.shape[0] * len(ranks)),
 )
 _types.impl(
     "reduce_scatter",
-    lambda self, reduction, ranks: self.new_empty(
-        (self.shape[0] // len(ranks), *self.shape[1:])
+    lambda self, reduction, ranks, processes: _resized(
+        self, self.shape[0] // len(ranks)
     ),
 )
 
@@ -72,22 +82,16 @@ def is_collective(node: Node) -> bool:
     return node.op.name in NAMES
 
 
-def ranks_of(nodes: Iterable[Node]) -> tuple[int, ...]:
-    """Return the ranks that compute some nodes together; empty where one process computes them.
+def group_of(node: Node) -> tuple[int, ...]:
+    """Return the ranks that compute a collective together."""
+    ranks: tuple[int, ...] = node.args[-2]
+    return ranks
 
-    Raises:
-        UsageError: The nodes have collectives of several groups.
-    """
-    groups = {node.args[-1]: node for node in nodes if is_collective(node)}
-    if len(groups) > 1:
-        (first, one), (second, other) = list(groups.items())[:2]
-        raise UsageError(
-            f"a step has collectives of several groups: ranks {[*first]} at "
-            f"{one.provenance.site} and ranks {[*second]} at {other.provenance.site}. One program "
-            "runs on one group. End the step between them with lazyrt.mark_step()."
-        )
-    ranks = next(iter(groups), ())
-    return ranks if len(ranks) > 1 else ()
+
+def processes_of(nodes: Iterable[Node]) -> int:
+    """Return how many processes a program of some nodes is for; 0 where one computes it alone."""
+    found = (n.args[-1] for n in nodes if is_collective(n) and len(group_of(n)) > 1)
+    return next(found, 0)
 
 
 # --------------------------------------------------------------------------- primitives
@@ -106,13 +110,33 @@ _LOCAL: dict[str, Callable[..., Any]] = {
 REDUCTIONS = frozenset((*_REDUCERS, *_LOCAL, "avg"))
 
 
-def _groups(count: int) -> Any:
-    groups: Any = np.arange(count, dtype=np.int64).reshape(1, count)
-    return ir.DenseElementsAttr.get(groups)
+Groups = tuple[tuple[int, ...], ...]
+
+
+def groups_with(ranks: Sequence[int], processes: int) -> Groups:
+    """Return groups of all processes, one of which has some ranks.
+
+    XLA wants each process in a group. Those of the others are made up: a process runs its own.
+    The last one is filled with -1 where the groups' size does not divide the processes.
+    """
+    size = len(ranks)
+    rest = [rank for rank in range(processes) if rank not in set(ranks)]
+    rest += [-1] * (-len(rest) % size)
+    others = [tuple(rest[k : k + size]) for k in range(0, len(rest), size)]
+    return tuple(sorted((tuple(ranks), *others), key=lambda group: group[0]))
+
+
+def _are_uneven(groups: Groups) -> bool:
+    return any(-1 in group for group in groups)
+
+
+def _attribute(groups: Groups) -> Any:
+    array: Any = np.array(groups, dtype=np.int64)
+    return ir.DenseElementsAttr.get(array)
 
 
 def _reducing(name: str, build: Callable[..., Any]) -> Primitive:
-    """Return a primitive that reduces over `count` replicas.
+    """Return a primitive that reduces over the replicas of each group.
 
     Args:
         name: Its name.
@@ -120,13 +144,15 @@ def _reducing(name: str, build: Callable[..., Any]) -> Primitive:
     """
     primitive = Primitive(name)
 
-    def type_of(x: Any, *, reduction: str, count: int, parts: int) -> Any:
+    def type_of(x: Any, *, reduction: str, groups: Groups, parts: int) -> Any:
         shape = (x.shape[0] // parts, *x.shape[1:]) if parts > 1 else x.shape
         return jax.core.ShapedArray(shape, x.dtype)
 
-    def lower(context: Any, x: Any, *, reduction: str, count: int, parts: int) -> Any:
+    def lower(
+        context: Any, x: Any, *, reduction: str, groups: Groups, parts: int
+    ) -> Any:
         out = mlir.aval_to_ir_type(context.module_context, context.avals_out[0])
-        made = build(out, x, _groups(count))
+        made = build(out, x, _attribute(groups))
         element = ir.RankedTensorType(x.type).element_type
         scalar = ir.RankedTensorType.get([], element)
         block = made.regions[0].blocks.append(scalar, scalar)
@@ -153,11 +179,11 @@ _all_to_all = Primitive("lazyrt_all_to_all")
 _replica = Primitive("lazyrt_replica")
 
 
-def _gathered(x: Any, *, count: int) -> Any:
-    return jax.core.ShapedArray((x.shape[0] * count, *x.shape[1:]), x.dtype)
+def _gathered(x: Any, *, groups: Groups) -> Any:
+    return jax.core.ShapedArray((x.shape[0] * len(groups[0]), *x.shape[1:]), x.dtype)
 
 
-def _exchanged(x: Any, *, count: int) -> Any:
+def _exchanged(x: Any, *, groups: Groups) -> Any:
     return jax.core.ShapedArray(x.shape, x.dtype)
 
 
@@ -165,13 +191,14 @@ def _replica_type() -> Any:
     return jax.core.ShapedArray((), np.uint32)
 
 
-def _lower_all_gather(context: Any, x: Any, *, count: int) -> Any:
+def _lower_all_gather(context: Any, x: Any, *, groups: Groups) -> Any:
     out = mlir.aval_to_ir_type(context.module_context, context.avals_out[0])
-    return stablehlo.AllGatherOp([out], [x], 0, _groups(count)).results
+    return stablehlo.AllGatherOp([out], [x], 0, _attribute(groups)).results
 
 
-def _lower_all_to_all(context: Any, x: Any, *, count: int) -> Any:
-    return stablehlo.AllToAllOp([x], 0, 0, count, _groups(count)).results
+def _lower_all_to_all(context: Any, x: Any, *, groups: Groups) -> Any:
+    made = stablehlo.AllToAllOp([x], 0, 0, len(groups[0]), _attribute(groups))
+    return made.results
 
 
 _all_gather.def_abstract_eval(_gathered)
@@ -185,17 +212,45 @@ mlir.register_lowering(_replica, lambda context: stablehlo.ReplicaIdOp().results
 # -------------------------------------------------------------------------------- rules
 
 
-def _summed(x: Any, count: int) -> Any:
-    return _all_reduce.bind(x, reduction="sum", count=count, parts=1)
+def _lowers(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a rule that gets groups; a group of one process exchanges nothing."""
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        @lowers(f"lazyrt.{name}.default")
+        @functools.wraps(rule)
+        def lower(ctx: OpContext, self: Any, *args: Any) -> Any:
+            *rest, ranks, processes = args
+            if len(ranks) == 1:
+                return self
+            return rule(self, *rest, groups_with(ranks, processes))
+
+        return rule
+
+    return register
 
 
-@lowers("lazyrt.all_reduce.default")
-def _lower_reduce(
-    ctx: OpContext, self: Any, reduction: str, ranks: Sequence[int]
-) -> Any:
-    count = len(ranks)
+def _summed(x: Any, groups: Groups) -> Any:
+    return _all_reduce.bind(x, reduction="sum", groups=groups, parts=1)
+
+
+def _position(groups: Groups) -> Any:
+    """Return which one of its group a process is."""
+    table = np.zeros(sum(map(len, groups)) + 1, np.int32)
+    for group in groups:
+        for position, rank in enumerate(group):
+            table[rank] = position  # that of -1 is the last, which no process has
+    return jnp.asarray(table)[_replica.bind().astype(jnp.int32)]
+
+
+def _rows_of_own(whole: Any, groups: Groups) -> Any:
+    rows = whole.shape[0] // len(groups[0])
+    return lax.dynamic_slice_in_dim(whole, _position(groups) * rows, rows)
+
+
+@_lowers("all_reduce")
+def _reduce(self: Any, reduction: str, groups: Groups) -> Any:
     if reduction in _LOCAL:
-        gathered = _all_gather.bind(self[None], count=count)
+        gathered = _gather(self[None], groups)
         return lax.reduce(
             gathered,
             gathered.dtype.type(-1 if reduction == "band" else 0),
@@ -203,54 +258,53 @@ def _lower_reduce(
             (0,),
         )
     if self.dtype == jnp.bool_:
-        return _lower_reduce(ctx, self.astype(jnp.uint8), _BOOL[reduction], ranks) != 0
+        return _reduce(self.astype(jnp.uint8), _BOOL[reduction], groups) != 0
     if reduction == "avg":
-        return _summed(self, count) / jnp.asarray(count, self.dtype)
-    return _all_reduce.bind(self, reduction=reduction, count=count, parts=1)
+        return _summed(self, groups) / jnp.asarray(len(groups[0]), self.dtype)
+    return _all_reduce.bind(self, reduction=reduction, groups=groups, parts=1)
 
 
 # Of bytes that are 0 or 1: a sum could overflow.
 _BOOL = {"sum": "max", "max": "max", "min": "min", "product": "min"}
 
 
-@lowers("lazyrt.reduce_scatter.default")
-def _lower_reduce_scatter(
-    ctx: OpContext, self: Any, reduction: str, ranks: Sequence[int]
-) -> Any:
-    count = len(ranks)
-    if self.dtype == jnp.bool_ or reduction in _LOCAL:
-        whole = _lower_reduce(ctx, self, reduction, ranks)
-        rows = self.shape[0] // count
-        start = _replica.bind().astype(jnp.int32) * rows
-        return lax.dynamic_slice_in_dim(whole, start, rows)
+@_lowers("reduce_scatter")
+def _scatter(self: Any, reduction: str, groups: Groups) -> Any:
+    if self.dtype == jnp.bool_ or reduction in _LOCAL or _are_uneven(groups):
+        return _rows_of_own(_reduce(self, reduction, groups), groups)
+    count = len(groups[0])
     kind = "sum" if reduction == "avg" else reduction
-    found = _reduce_scatter.bind(self, reduction=kind, count=count, parts=count)
+    found = _reduce_scatter.bind(self, reduction=kind, groups=groups, parts=count)
     return found / jnp.asarray(count, self.dtype) if reduction == "avg" else found
 
 
-@lowers("lazyrt.all_gather.default")
-def _lower_gather(ctx: OpContext, self: Any, ranks: Sequence[int]) -> Any:
-    return _all_gather.bind(self, count=len(ranks))
+@_lowers("all_gather")
+def _gather(self: Any, groups: Groups) -> Any:
+    if not _are_uneven(groups):
+        return _all_gather.bind(self, groups=groups)
+    # XLA gathers in groups of one size only.
+    parts = [_from_one(self, source, groups) for source in range(len(groups[0]))]
+    return jnp.concatenate(parts)
 
 
-@lowers("lazyrt.all_to_all.default")
-def _lower_exchange(ctx: OpContext, self: Any, ranks: Sequence[int]) -> Any:
-    return _all_to_all.bind(self, count=len(ranks))
+@_lowers("all_to_all")
+def _exchange(self: Any, groups: Groups) -> Any:
+    if not _are_uneven(groups):
+        return _all_to_all.bind(self, groups=groups)
+    count = len(groups[0])
+    whole = _gather(self, groups).reshape((count, count, -1))
+    own = lax.dynamic_index_in_dim(whole, _position(groups), 1, keepdims=False)
+    return own.reshape(self.shape)
 
 
-@lowers("lazyrt.broadcast.default")
-def _lower_broadcast(
-    ctx: OpContext, self: Any, source: int, ranks: Sequence[int]
-) -> Any:
+@_lowers("broadcast")
+def _from_one(self: Any, source: int, groups: Groups) -> Any:
     """Sum the source's bits with zeros: exact, and XLA's CPU has no broadcast of replicas."""
     if self.dtype == jnp.bool_:
-        return _lower_broadcast(ctx, self.astype(jnp.uint8), source, ranks) != 0
+        return _from_one(self.astype(jnp.uint8), source, groups) != 0
     if jnp.issubdtype(self.dtype, jnp.complexfloating):
-        parts = [
-            _lower_broadcast(ctx, part, source, ranks)
-            for part in (self.real, self.imag)
-        ]
-        return lax.complex(*parts)
+        parts = (self.real, self.imag)
+        return lax.complex(*(_from_one(part, source, groups) for part in parts))
     bits = lax.bitcast_convert_type(self, np.dtype(f"uint{self.dtype.itemsize * 8}"))
-    own = jnp.where(_replica.bind() == source, bits, jnp.zeros_like(bits))
-    return lax.bitcast_convert_type(_summed(own, len(ranks)), self.dtype)
+    own = jnp.where(_position(groups) == source, bits, jnp.zeros_like(bits))
+    return lax.bitcast_convert_type(_summed(own, groups), self.dtype)

@@ -102,7 +102,7 @@ def emit_text(
         spec = node.spec.called
         functions.setdefault(spec.symbol, spec.text)
         known = names
-        if spec.ranks:
+        if spec.processes:
             if chain is not None:
                 operand, ordered = node.operands[0], f"%n{position}_ordered"
                 lines += _after(
@@ -134,7 +134,7 @@ def _in_order(graph: Canonical) -> list[tuple[int, Node]]:
 
     Collectives come in the order of recording, which is that of the program on all ranks.
     """
-    if not any(node.spec.ranks for node in graph.nodes):
+    if not any(node.spec.processes for node in graph.nodes):
         return batched(graph)
     return sorted(enumerate(graph.nodes), key=lambda each: each[1].id)
 

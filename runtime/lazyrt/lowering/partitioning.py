@@ -88,7 +88,7 @@ def mesh_of(graph: Canonical) -> Axes | None:
             "program runs on one mesh. Shard all with one mesh, or end the step between them with "
             "lazyrt.mark_step()."
         )
-    if meshes and any(node.spec.ranks for node in graph.nodes):
+    if meshes and any(node.spec.processes for node in graph.nodes):
         raise UsageError(
             f"a step has data split over a mesh ({next(iter(meshes))}) and collectives of several "
             "processes. One program runs on the devices of one process or on one device of each. "

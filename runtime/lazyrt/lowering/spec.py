@@ -19,7 +19,7 @@ from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
 from lazyrt.lowering import indexing, registry, rules  # noqa: F401 - registers them
 from lazyrt.lowering.avals import Aval
-from lazyrt.lowering.collectives import ranks_of
+from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.context import evaluate
 from lazyrt.lowering.dtypes import has_jax_dtype, recorded_under, to_jax_dtype
 
@@ -64,12 +64,12 @@ class Spec:
         general: The spec whose function computes it, given a `position` as one operand more;
             None for an op with a function of its own. See `indexing.by_position`.
         position: That operand.
-        ranks: The processes that compute it together; empty for an op of one process.
+        processes: How many there are, if several compute it together; 0 for an op of one.
     """
 
     __slots__ = (
         "_args", "_avals", "_failure", "_text", "default_dtype", "executable", "func", "general",
-        "given", "is_large", "is_random", "name", "operands", "outs", "position", "ranks",
+        "given", "is_large", "is_random", "name", "operands", "outs", "position", "processes",
         "symbol",
     )  # fmt: skip
 
@@ -90,7 +90,7 @@ class Spec:
         self._text: str | None = None
         self.executable: Any = None
         self.given: tuple[tuple[str, int], ...] = ()
-        self.ranks = ranks_of((node,))
+        self.processes = processes_of((node,))
         self.general: Spec | None = None
         self.position = 0
         found = None if registry.times_given(self.name) else indexing.by_position(node)

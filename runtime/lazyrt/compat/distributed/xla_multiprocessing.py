@@ -1,21 +1,28 @@
-"""`torch_xla.distributed.xla_multiprocessing` over lazyrt: one replica, in this process."""
+"""`torch_xla.distributed.xla_multiprocessing` over lazyrt: the function runs in this process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.compat.common import ONE_DEVICE, one_replica, only_one, refuse
+from lazyrt.compat.common import (
+    NO_REPLICAS,
+    of_replicas,
+    only_one,
+    ordinal,
+    refuse,
+    world_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["spawn"]
 
-REFUSED = {"MpModelWrapper": ONE_DEVICE, "MpSerialExecutor": ONE_DEVICE}
+REFUSED = {"MpModelWrapper": NO_REPLICAS, "MpSerialExecutor": NO_REPLICAS}
 __getattr__ = refuse("torch_xla.distributed.xla_multiprocessing", REFUSED)
 
 
-@one_replica
+@of_replicas
 def spawn(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -24,6 +31,6 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> None:
-    """Call `fn(0, *args)` in this process: there is one replica."""
-    only_one("spawn()", "nprocs", nprocs, allowed=1)
-    fn(0, *args)
+    """Call `fn(ordinal, *args)` in this process; a launcher starts the others."""
+    only_one("spawn()", "nprocs", nprocs, allowed=world_size())
+    fn(ordinal(), *args)
