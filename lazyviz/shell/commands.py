@@ -146,6 +146,23 @@ def _timeline(asked: Command) -> Doc:
 
 
 @view(
+    "curves",
+    help="what `lazyviz.track(loss=loss)` has taken over the steps, with step time, memory and "
+    "compiles",
+    topic=RESOURCES,
+)
+def _curves(asked: Command) -> Doc:
+    asked.refuse_rest()
+    shown = asked.session.curves.shown(asked.session.steps)
+    if shown is None:
+        raise NothingToShow(
+            "Nothing was tracked yet. Call lazyviz.track(loss=loss) in the loop: it reads the "
+            "loss without a graph break."
+        )
+    return shown.doc()
+
+
+@view(
     "compile",
     magic="[STEP]",
     help="what compiling takes, or will take, and for which blocks",
