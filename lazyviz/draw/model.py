@@ -75,6 +75,7 @@ class Box:
         change: What happened to it between two programs; None where one program is drawn.
         hidden: How many of its neighbours are not drawn.
         is_first: Whether a view opens on it.
+        follows: In a diff, whether it changed only because of what it reads.
         anchor: Id of its entry on a static page; empty for none.
     """
 
@@ -98,6 +99,7 @@ class Box:
     change: Change | None = None
     hidden: int = 0
     is_first: bool = False
+    follows: bool = False
     anchor: str = ""
 
 

@@ -230,13 +230,18 @@ class Shown:
         )
 
     def _image(self, name: str, points: Sequence[Point]) -> str:
-        drawn = curve_svg(points, self.span, [each.step for each in self.compiled])
+        steps = [each.step for each in self.compiled]
+        floor = 0.0 if name in {STEP_TIME, MEMORY} else None
+        drawn = curve_svg(points, self.span, steps, floor)
         what = f"{name} over steps: {_change(name, points)}"
         return html.image(drawn, what, max_width="100%")
 
 
 def curve_svg(
-    points: Sequence[Point], span: tuple[int, int], compiled: Iterable[int] = ()
+    points: Sequence[Point],
+    span: tuple[int, int],
+    compiled: Iterable[int] = (),
+    floor: float | None = None,
 ) -> str:
     """Return a curve as a picture that reads on light and on dark paper.
 
@@ -247,10 +252,12 @@ def curve_svg(
         points: Its numbers, in the order of their steps.
         span: The first and the last step of the picture.
         compiled: Steps to mark.
+        floor: The number at the foot of the picture; by default the least that there is.
     """
     at = _across(span, _WIDTH - 2 * _MARGIN)
     finite = [point.number for point in points if math.isfinite(point.number)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low = min(finite, default=0.0) if floor is None else floor
+    high = max(finite, default=low)
     tall = _HEIGHT - 2 * _MARGIN
 
     def down(number: float) -> float:

@@ -279,7 +279,7 @@ class HloProgram(Program):
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
         super().__init__(
-            name or kind, draw_hlo(graph, kind, inputs, outputs, _site_text)
+            name or kind, draw_hlo(graph, kind, inputs, outputs, site_text)
         )
         self.form = form
         self.graph = graph
@@ -394,7 +394,7 @@ def moved_ops(nodes: dict[int, str]) -> Findings:
     )
 
 
-def _site_text(site: str) -> str:
+def site_text(site: str) -> str:
     """Return a line of a lowered program as the IR names it: `cell 3 line 2`, `train.py:41`."""
     file, colon, line = site.rpartition(":")
     current = session.current() if colon else None

@@ -63,6 +63,8 @@ def _of_a_diff(widget):
     yield {"kind": "place", "level": 0}
     yield {"kind": "search", "text": "tanh"}
     yield {"kind": "back", "level": 0}
+    for form, _ in widget.controls.get("form", ()):
+        yield {"kind": "form", "form": form, "go": True}
     yield {"kind": "hello"}
 
 
