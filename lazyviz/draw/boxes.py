@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.types import flops, type_bytes
-from lazyviz.draw.model import BACKWARD, FROM_CPU, Box, DrawGraph, short_name, type_text
+from lazyviz.draw.model import (
+    BACKWARD,
+    FROM_CPU,
+    SAVED,
+    Box,
+    DrawGraph,
+    short_name,
+    type_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lazygraph.graph import Graph, Label, Origin
     from lazyrt import Graph as IrGraph
-    from lazyrt.tools import Holding, Leaf, Node, Op, Value
+    from lazyrt.tools import Holding, Leaf, Node, Op, Provenance, Value
     from lazyviz.draw.model import Kind
 
 _MAX_TYPE_CHARS = 30
@@ -72,6 +80,8 @@ def draw_graph(
                 add_leaf(value)
         position[node] = len(boxes)
         marks = _node_marks(node, holdings, is_view=node in views)
+        if node in roots and not any(names.get(value) for value in node.outputs):
+            marks = (*marks, SAVED)
         box = _node_box(
             node,
             names,
@@ -195,6 +205,7 @@ def _node_box(
         op=node.op.name,
         path=_path(provenance.module, is_backward=provenance.backward is not None),
         site=str(provenance.site or ""),
+        library=_library(provenance),
         is_root=is_root,
         is_new=is_new,
         name=name,
@@ -204,6 +215,14 @@ def _node_box(
         scope=getattr(provenance, "scope", ""),
         step=getattr(provenance, "step", ""),
     )
+
+
+def _library(provenance: Provenance) -> str:
+    """Return the line of a library's model that recorded an op, or its forward op."""
+    if provenance.library is None and provenance.backward is not None:
+        forward = provenance.backward.forward
+        return str((forward.library if forward is not None else None) or "")
+    return str(provenance.library or "")
 
 
 def _node_kind(node: Node) -> Kind:

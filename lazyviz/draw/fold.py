@@ -154,12 +154,11 @@ def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
     anchors = _anchors(graph)
     where = []
     for position, box in enumerate(graph.boxes):
-        if box.members or box.op not in by_name:
-            box = graph.boxes[anchors[position]]
-        found = (
-            by_node.get(box.members[0], -1) if box.members else by_name.get(box.op, -1)
-        )
-        where.append(found)
+        if not box.members and box.op in by_name:
+            where.append(by_name[box.op])
+        else:
+            reader = graph.boxes[anchors[position]]
+            where.append(by_node.get(reader.members[0], -1) if reader.members else -1)
     return where
 
 

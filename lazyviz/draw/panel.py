@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from lazyviz.draw.model import path_text
+from lazyviz.draw.model import SAVED, path_text
 from lazyviz.render import text
 from lazyviz.render.html import markup
 
@@ -56,12 +56,13 @@ def node_facts(
         ("step", markup(box.step)),
         ("scope", markup(box.scope)),
         ("module", markup(path_text(box.path))),
-        ("line", markup(box.site)),
+        ("line", markup(box.library or box.site)),
+        ("called from", markup(box.site if box.library else "")),
         ("memory", "a view of what it reads" if "view" in box.marks else ""),
         *((name, markup(words)) for name, words in rows),
         ("reads", _neighbours(upstream)),
         ("read by", _neighbours(downstream)),
-        ("output", "a live tensor" if box.is_root else ""),
+        ("output", _held_text(box)),
     ]
     buttons = [
         button_html(f"inside %{name}", kind="inside", node=node, call=call)
@@ -81,6 +82,15 @@ def node_facts(
     code = f"<pre>{markup(python)}</pre>"
     code = f"<details><summary>op as Python</summary>{code}</details>" if python else ""
     return f"{heading_html(f'%{node} {box.label}')}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
+
+
+def _held_text(box: Box) -> str:
+    """Return what holds a result; empty for what no step makes a tensor of."""
+    if not box.is_root:
+        return ""
+    if SAVED in box.marks:
+        return "held by no variable: autograd saves what its backward needs"
+    return "a live tensor"
 
 
 def input_facts(
@@ -278,10 +288,13 @@ def overview_html(
     """
     # What has a name comes first: a step keeps many values for its backward pass.
     inputs = sorted(inputs, key=lambda box: not box.name)
-    outputs = sorted((box for box in ops if box.is_root), key=lambda box: not box.name)
+    results = [box for box in ops if box.is_root]
+    saved = [box for box in results if SAVED in box.marks]
+    outputs = [box for box in results if SAVED not in box.marks]
     rows = [
         ("ops", markup(_kinds_text(ops))),
         ("outputs", _neighbours(outputs, _MAX_OVERVIEW)),
+        ("saved for backward", _neighbours(saved, _MAX_OVERVIEW)),
         ("inputs", _neighbours(inputs, _MAX_OVERVIEW)),
     ]
     shows = "see its value. The step stays as it is" if has_values else "see its facts"
@@ -312,7 +325,7 @@ def group_panel(
         members: The ops in it.
         results: Those that something outside of it reads, or that are outputs.
     """
-    lines = sorted({each.site for each in members if each.site})
+    lines = sorted({each.library or each.site for each in members} - {""})
     rows = [
         ("holds", markup(f"{text.plural(len(members), 'op')}: {_kinds_text(members)}")),
         ("module", markup(path_text(box.path))),
@@ -396,7 +409,7 @@ def found_html(wanted: str, found: Sequence[Box], count: int) -> str:
         return f"<p>Nothing has {markup(repr(wanted))} in its op, type, variable, module or line.</p>"
     items = "".join(
         f"<li>{_link(box)} <small>{markup(box.detail)} {markup(path_text(box.path))} "
-        f"{markup(box.site)}</small></li>"
+        f"{markup(box.library or box.site)}</small></li>"
         for box in found
     )
     return matches_html(items, len(found), count)

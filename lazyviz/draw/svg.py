@@ -12,6 +12,7 @@ from lazyviz.draw.model import (
     DETAIL_CHAR,
     LINE,
     MARKS,
+    SAVED,
     box_size,
     clip,
     detail_text,
@@ -116,7 +117,7 @@ def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
         items.append(("p w", "parameter or state"))
     if marks & _TAKEN:
         items.append(("p x", "overwritten"))
-    if any(box.is_root for box in boxes) and len(boxes) > 1:
+    if any(_is_output(box) for box in boxes) and len(boxes) > 1:
         items.append(("o q", "output"))
     if any(not box.is_new for box in boxes):
         items.append(("o old", graph.dimmed))
@@ -171,6 +172,11 @@ def _sample(classes: str, x: float, y: float) -> str:
     return f'<g class="{rest if kind == "n" else classes}">{rects}</g>'
 
 
+def _is_output(box: Box) -> bool:
+    """Return whether a box is a result that the program itself holds."""
+    return box.is_root and SAVED not in box.marks
+
+
 def _is_backward_group(box: Box) -> bool:
     """Return whether a box stands for operations of the backward pass."""
     return box.kind == "group" and box.path[:1] == (BACKWARD,)
@@ -188,6 +194,7 @@ _MEANINGS = {
     "in place": "overwrites an input",
     "view": "view: shares memory with what it reads",
     "from the CPU": "computed on the CPU by a fallback",
+    SAVED: "held by no variable: autograd saves what its backward needs",
 }
 _ARC_ROOM = 30
 _SHEET = 3  # how far the sheets under a folded box stick out
@@ -452,7 +459,7 @@ def _classes(box: Box, *, shaded: bool) -> str:
         names.append("w")
     if _TAKEN.intersection(box.marks):
         names.append("x")
-    if box.is_root:
+    if _is_output(box):
         names.append("q")
     if not box.is_new:
         names.append("old")
@@ -480,13 +487,13 @@ def _facts(box: Box) -> list[str]:
     elif box.members and box.kind != "group" and box.change is None:
         facts.append(f"node %{box.members[0]}")
     facts.append(path_text(box.path))
-    facts.append(box.site)
+    facts += [box.library, box.site]
     if box.runs > 1:
         facts.append(f"executed {box.runs} times since the last barrier")
     facts += [_MEANINGS.get(mark, mark) for mark in box.marks]
     if box.note:
         facts.append(box.note)
-    if box.is_root:
+    if box.is_root and SAVED not in box.marks:
         facts.append("output: a live tensor" if box.change is None else "output")
     if box.change is not None and box.count > 1:
         facts.append(f"{box.count} places alike")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -521,7 +521,8 @@ class Explorer(Walk["Program"]):
             found = (k for k, box in enumerate(graph.boxes) if box.members == members)
             index = next(found)
             made.append(unfold(view.graph, graph, index, self._budget))
-        graph = self._plain = made[-1]
+        graph = replace(made[-1], classes=self._program.classes)
+        self._plain = graph
         if draws_frames():
             graph = named_in_frames(graph)
         name = self._chosen_overlay
@@ -595,7 +596,8 @@ def _why_not(error: RuntimeError) -> str:
 
 def _haystack(box: Box) -> str:
     parts = (
-        box.op, box.label, box.detail, box.name, box.site, path_text(box.path), *box.marks,
+        box.op, box.label, box.detail, box.name, box.site, box.library, path_text(box.path),
+        *box.marks,
     )  # fmt: skip
     return " ".join(parts).lower()
 

@@ -6,6 +6,7 @@ its nodes. `subjects` says what was given, and makes its forms when somebody ask
 
 from __future__ import annotations
 
+import linecache
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from lazygraph.graph import CONSTANT
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
-from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
+from lazyviz.draw.model import BACKWARD, FROM_CPU, SAVED, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
 from lazyviz.render.text import python_call
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
+    from lazyrt.observe.events import SourceLocation
     from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
 
@@ -48,6 +50,7 @@ class Program:
         name: What it is called in titles.
         drawing: The drawing with nothing folded.
         place: Position in the drawing of each node.
+        classes: Of the modules of the process, by their names.
         overlays: Names of the overlays that it has.
     """
 
@@ -60,6 +63,15 @@ class Program:
         self.place = {
             box.members[0]: i for i, box in enumerate(drawing.boxes) if box.members
         }
+
+    @cached_property
+    def classes(self) -> Mapping[str, str]:
+        """The classes of modules, by their names; none where no program runs here."""
+        if session.runtime() is None:
+            return {}
+        from lazyrt.tools import provenance
+
+        return provenance.module_classes()
 
     @property
     def title(self) -> str:
@@ -77,8 +89,9 @@ class Program:
 
     @property
     def outputs(self) -> int:
-        """How many of its boxes are outputs."""
-        return sum(box.is_root for box in self.drawing.boxes)
+        """How many of its boxes are outputs: what autograd saves is none."""
+        boxes = self.drawing.boxes
+        return sum(box.is_root and SAVED not in box.marks for box in boxes)
 
     def listing(self) -> str:
         """Return it as text."""
@@ -137,9 +150,11 @@ class IrProgram(Program):
         return text.listing(self.graph, _MAX_LISTED)
 
     def facts(self, node: int) -> list[tuple[str, str]]:
-        """Return the version and what is overwritten."""
+        """Return the text of its line, the version and what is overwritten."""
         held = self.inspection.holdings if self.inspection is not None else {}
-        rows: list[tuple[str, str]] = []
+        provenance = self._nodes[node].provenance
+        line = provenance.library or provenance.site
+        rows = [("source", line_text(line) if line is not None else "")]
         for value in self._nodes[node].outputs:
             holding = held.get(value) if value is not None else None
             if holding is None:
@@ -392,6 +407,11 @@ def moved_ops(nodes: dict[int, str]) -> Findings:
         good="in this part",
         bad="in another part",
     )
+
+
+def line_text(line: SourceLocation) -> str:
+    """Return the source of a line as it stands in its file or cell; empty where it is gone."""
+    return linecache.getline(line.file, line.line).strip()
 
 
 def site_text(site: str) -> str:

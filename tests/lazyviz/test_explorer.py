@@ -384,3 +384,39 @@ def test_a_click_on_heavy_work_asks_before_it_runs(clean_runtime):
     assert re.search(r"8 ops to run, (about )?[\d.]+ (to [\d.]+ )?(s|min)", panels[0])
     assert 'data-kind="value"' in panels[0]
     assert dict(lazyrt.counters()) == before
+
+
+def test_modules_have_their_class_and_ops_the_text_of_their_line(network):
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=8)
+    node = node_named(explorer, "aten.relu.default")
+    ask(explorer, kind="fold", by="module")
+    titles = [box.label for box in explorer.shown.boxes if box.kind == "group"]
+
+    *_, told = ask(explorer, kind="node", node=node)
+
+    assert any(title.endswith(": Linear") for title in titles)
+    assert "<th>source</th>" in told["html"]
+    assert "relu(" in told["html"].split("<th>source</th>")[1][:200]
+
+
+def test_what_autograd_saves_is_no_output_of_the_program(lab):
+    lab.run_cell(
+        "w = torch.ones(3, device='lazyrt', requires_grad=True)\ny = (w * 2).exp().sum()",
+        store_history=True,
+    )
+    lab.run_cell("import lazyviz\nview = lazyviz.explore()", store_history=True)
+    explorer = lab.user_ns["view"].explorer
+
+    marks = {
+        box.op: "saved" in box.marks
+        for box in explorer._program.drawing.boxes
+        if box.is_root
+    }
+
+    assert marks.pop("aten.ones.default") is False
+    assert marks == {"aten.exp.default": True, "aten.sum.default": False}
+    assert "2 outputs" in explorer.title
+    words = explorer.overview()
+    outputs, saved = words.split("saved for backward")
+    assert "y = sum" in outputs
+    assert "exp" in saved.split("</td>")[0]
