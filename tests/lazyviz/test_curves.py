@@ -34,9 +34,20 @@ for x in data:
 TRACK = "lazyviz.track(loss=loss, total=total, half=0.5)"
 
 
+def curves_of(shell):
+    current = session.current(shell)
+    assert current is not None
+    return current.curves
+
+
+def points_of(shell, name):
+    shown = curves_of(shell).shown(())
+    assert shown is not None
+    return shown.points[name]
+
+
 def points(shell, name):
-    shown = session.current(shell).curves.shown(())
-    return [point.number for point in shown.points[name]]
+    return [point.number for point in points_of(shell, name)]
 
 
 def run_loop(shell, track):
@@ -85,9 +96,7 @@ def test_numbers_are_those_of_their_steps_whatever_is_written_later(lab):
     assert totals == pytest.approx([sum(losses[: k + 1]) for k in range(6)])
     assert totals[-1] == pytest.approx(lab.user_ns["total"].item())
     assert points(lab, "half") == [0.5] * 6
-    assert (
-        len({p.step for p in session.current(lab).curves.shown(()).points["loss"]}) == 6
-    )
+    assert len({point.step for point in points_of(lab, "loss")}) == 6
 
 
 def test_a_tensor_that_only_track_holds_is_a_number_of_its_step(lab):
@@ -141,7 +150,7 @@ def test_a_dropped_step_has_no_number(lab):
 
 
 def test_what_is_no_number_is_refused_with_what_to_pass(lab):
-    current = session.current(lab).curves
+    current = curves_of(lab)
 
     with pytest.raises(Exception, match=r"one real number.*loss\.mean\(\)"):
         current.track({"loss": torch.ones(2, device="lazyrt")})
@@ -153,7 +162,8 @@ def test_what_is_no_number_is_refused_with_what_to_pass(lab):
 def test_outside_of_a_session_nothing_is_tracked():
     lazyviz.track(loss=torch.ones((), device="lazyrt") + 1)
 
-    assert session.current() is None or not session.current().attached
+    current = session.current()
+    assert current is None or not current.attached
 
 
 def test_a_curve_keeps_the_extremes_of_a_pixel_and_marks_what_is_not_finite():
