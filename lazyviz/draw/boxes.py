@@ -80,12 +80,12 @@ def draw_graph(
                 add_leaf(value)
         position[node] = len(boxes)
         marks = _node_marks(node, holdings, is_view=node in views)
-        if node in roots and not any(names.get(value) for value in node.outputs):
+        if node in roots and _is_saved(node, holdings):
             marks = (*marks, SAVED)
         box = _node_box(
             node,
             names,
-            is_root=node in roots,
+            is_root=node in roots and SAVED not in marks,
             is_new=new is None or node.id in new,
             runs=runs.get(node, 0),
             marks=marks if with_memory else (),
@@ -135,6 +135,7 @@ def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
     return {value: held.name for value, held in holdings.items() if held.name}
 
 
+_AUTOGRAD = "autograd"
 _HOLDERS = {
     "module": "parameter",
     "buffer": "buffer",
@@ -166,6 +167,12 @@ def _node_marks(
     if any(each.overwrites is not None for each in held):
         marks.append("in place")
     return tuple(marks)
+
+
+def _is_saved(node: Node, holdings: Mapping[Any, Holding]) -> bool:
+    """Return whether autograd alone holds what a node gives."""
+    held = [holdings[value] for value in node.outputs if value in holdings]
+    return bool(held) and all(each.holder == _AUTOGRAD for each in held)
 
 
 def _updates(

@@ -86,11 +86,9 @@ def node_facts(
 
 def _held_text(box: Box) -> str:
     """Return what holds a result; empty for what no step makes a tensor of."""
-    if not box.is_root:
-        return ""
     if SAVED in box.marks:
         return "held by no variable: autograd saves what its backward needs"
-    return "a live tensor"
+    return "a live tensor" if box.is_root else ""
 
 
 def input_facts(
@@ -288,9 +286,8 @@ def overview_html(
     """
     # What has a name comes first: a step keeps many values for its backward pass.
     inputs = sorted(inputs, key=lambda box: not box.name)
-    results = [box for box in ops if box.is_root]
-    saved = [box for box in results if SAVED in box.marks]
-    outputs = [box for box in results if SAVED not in box.marks]
+    saved = [box for box in ops if SAVED in box.marks]
+    outputs = sorted((box for box in ops if box.is_root), key=lambda box: not box.name)
     rows = [
         ("ops", markup(_kinds_text(ops))),
         ("outputs", _neighbours(outputs, _MAX_OVERVIEW)),

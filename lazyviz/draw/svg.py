@@ -117,7 +117,7 @@ def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
         items.append(("p w", "parameter or state"))
     if marks & _TAKEN:
         items.append(("p x", "overwritten"))
-    if any(_is_output(box) for box in boxes) and len(boxes) > 1:
+    if any(box.is_root for box in boxes) and len(boxes) > 1:
         items.append(("o q", "output"))
     if any(not box.is_new for box in boxes):
         items.append(("o old", graph.dimmed))
@@ -170,11 +170,6 @@ def _sample(classes: str, x: float, y: float) -> str:
         for shift in shifts
     )
     return f'<g class="{rest if kind == "n" else classes}">{rects}</g>'
-
-
-def _is_output(box: Box) -> bool:
-    """Return whether a box is a result that the program itself holds."""
-    return box.is_root and SAVED not in box.marks
 
 
 def _is_backward_group(box: Box) -> bool:
@@ -459,7 +454,7 @@ def _classes(box: Box, *, shaded: bool) -> str:
         names.append("w")
     if _TAKEN.intersection(box.marks):
         names.append("x")
-    if _is_output(box):
+    if box.is_root:
         names.append("q")
     if not box.is_new:
         names.append("old")
@@ -493,7 +488,7 @@ def _facts(box: Box) -> list[str]:
     facts += [_MEANINGS.get(mark, mark) for mark in box.marks]
     if box.note:
         facts.append(box.note)
-    if box.is_root and SAVED not in box.marks:
+    if box.is_root:
         facts.append("output: a live tensor" if box.change is None else "output")
     if box.change is not None and box.count > 1:
         facts.append(f"{box.count} places alike")

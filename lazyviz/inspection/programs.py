@@ -16,7 +16,7 @@ from lazygraph.graph import CONSTANT
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
-from lazyviz.draw.model import BACKWARD, FROM_CPU, SAVED, DrawGraph
+from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
 from lazyviz.render.text import python_call
@@ -90,8 +90,7 @@ class Program:
     @property
     def outputs(self) -> int:
         """How many of its boxes are outputs: what autograd saves is none."""
-        boxes = self.drawing.boxes
-        return sum(box.is_root and SAVED not in box.marks for box in boxes)
+        return sum(box.is_root for box in self.drawing.boxes)
 
     def listing(self) -> str:
         """Return it as text."""
