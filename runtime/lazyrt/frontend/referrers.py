@@ -216,6 +216,8 @@ def _of_exception(name: Name, error: BaseException) -> Iterator[tuple[Name, Any]
         yield Name(f"{name.text}.args[{number}]", holder), item
     for key, item in list(vars(error).items()):
         yield Name(f"{name.text}.{key}", holder), item
+    if isinstance(error, AttributeError):  # its object is in no dictionary
+        yield Name(f"{name.text}.obj", holder), error.obj
     for other in (error.__cause__, error.__context__):
         if other is not None:
             yield name, other
