@@ -47,6 +47,7 @@ __all__ = [
     "stop_at_nan",
     "timeline",
     "trace_value",
+    "track",
     "unload_ipython_extension",
 ]
 
@@ -140,6 +141,33 @@ def stop_at_nan(*, on: bool = True) -> None:
     import lazyrt
 
     lazyrt.config.set("stop_at_nan", value=on, origin=f"lazyviz.stop_at_nan(on={on})")
+
+
+def track(**values: Any) -> None:
+    """Draw scalars over the steps of a loop in the cell's strip, read without a graph break.
+
+    Step time and memory are drawn beside them, and steps that were compiled are marked;
+    `%lazy curves` draws the whole session's. A tensor is held until its step has run, as a
+    variable would hold it: a loss that the program keeps anyway leaves the step as it is. Outside
+    of a session of lazyviz nothing happens.
+
+    Args:
+        values: By the name of the curve: a number, a tensor of one element, or a module for the
+            norm of its gradients, which the pending step computes with the rest: name it before
+            `optimizer.step()` runs that.
+
+    Raises:
+        UsageError: A value is none of these.
+
+    Example:
+        >>> import lazyviz
+        >>> lazyviz.track(loss=0.5)  # in the loop: track(loss=loss, gradients=model)
+    """
+    from lazyviz import session
+
+    current = session.current()
+    if current is not None and current.attached:
+        current.curves.track(values)
 
 
 def timeline(cells: int = 12) -> TimelineShown:

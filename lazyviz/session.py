@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.inspection.curves import Curves
 from lazyviz.shell.lazytensors import be_library, named_tensors, runtime_provenance
 from lazyviz.shell.progress import Progress
 from lazyviz.shell.tracebacks import failure_of
@@ -99,6 +100,7 @@ class Session:
         strips: Whether a strip follows each cell that touched the device.
         cells: The last thousand cells that touched the device.
         last_error: The error that was shown before the running cell.
+        curves: What `lazyviz.track` has taken.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -106,11 +108,12 @@ class Session:
         self.last_error: BaseException | None = None
         self.cells: deque[CellRecord] = deque(maxlen=_MAX_CELLS)
         self.progress = Progress(shell)
+        self.curves = Curves()
         self.shell: Any = shell
         self._runtime: ModuleType | None = None
         self._subscription: Subscription | None = None
         self._intake: Intake | None = None
-        self._hook: Any = None
+        self._hooks: list[Any] = []
         self._running: _RunningCell | None = None
         self._pending_ids: frozenset[int] = frozenset()
         self._shown_fingerprint = ""
@@ -180,7 +183,8 @@ class Session:
             intake.note(Quiet(cell.started_ns, time.perf_counter_ns(), None))
         self.progress.attach(runtime)
         if hasattr(runtime, "on_barrier"):
-            self._hook = runtime.on_barrier(self.progress.barrier)
+            hooks = (self.progress.barrier, self.curves.settle)
+            self._hooks = [runtime.on_barrier(hook) for hook in hooks]
         runtime_provenance().set_cell_namer(self.cell_of_file)
         be_library()
 
@@ -189,9 +193,8 @@ class Session:
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
-        if self._hook is not None:
-            self._hook.close()
-            self._hook = None
+        while self._hooks:
+            self._hooks.pop().close()
         if self._runtime is not None:
             runtime_provenance().set_cell_namer(None)
             self._runtime = None
@@ -219,6 +222,7 @@ class Session:
     def start_cell(self, number: int | None) -> None:
         """Note the state at the start of a cell."""
         self.progress.begin_cell()
+        self.curves.begin_cell()
         cell = _RunningCell(number, time.perf_counter_ns(), None, None)
         if self._runtime is not None and self._intake is not None:
             cell.tally = self._begin_tally(cell, self._intake)
@@ -271,7 +275,7 @@ class Session:
         self.cells.append(
             CellRecord(
                 cell.number,
-                dataclasses.replace(strip, graph=None, breaks=()),
+                dataclasses.replace(strip, graph=None, breaks=(), curves=None),
                 fingerprint,
                 failure_of(error) if error is not None else None,
             )
@@ -324,8 +328,10 @@ class Session:
         step = tally.largest[1] if tally.largest is not None and not ids else None
         if step is not None and self.strips:
             drawing = self._drawing_of_step(runtime, step)
+        curves = self.curves.shown(self.steps, cell=self.curves.cell)
         strip = dataclasses.replace(
             figures,
+            curves=curves.doc() if curves is not None else None,
             pending_ops=len(ids),
             new_ops=len(new_ids),
             live_tensors=len(runtime.live_tensors()),

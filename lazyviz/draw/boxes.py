@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.types import flops, type_bytes
-from lazyviz.draw.model import BACKWARD, FROM_CPU, Box, DrawGraph, short_name, type_text
+from lazyviz.draw.model import (
+    BACKWARD,
+    FROM_CPU,
+    SAVED,
+    Box,
+    DrawGraph,
+    short_name,
+    type_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lazygraph.graph import Graph, Label, Origin
     from lazyrt import Graph as IrGraph
-    from lazyrt.tools import Holding, Leaf, Node, Op, Value
+    from lazyrt.tools import Holding, Leaf, Node, Op, Provenance, Value
     from lazyviz.draw.model import Kind
 
 _MAX_TYPE_CHARS = 30
@@ -72,10 +80,12 @@ def draw_graph(
                 add_leaf(value)
         position[node] = len(boxes)
         marks = _node_marks(node, holdings, is_view=node in views)
+        if node in roots and _is_saved(node, holdings):
+            marks = (*marks, SAVED)
         box = _node_box(
             node,
             names,
-            is_root=node in roots,
+            is_root=node in roots and SAVED not in marks,
             is_new=new is None or node.id in new,
             runs=runs.get(node, 0),
             marks=marks if with_memory else (),
@@ -125,6 +135,7 @@ def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
     return {value: held.name for value, held in holdings.items() if held.name}
 
 
+_AUTOGRAD = "autograd"
 _HOLDERS = {
     "module": "parameter",
     "buffer": "buffer",
@@ -156,6 +167,12 @@ def _node_marks(
     if any(each.overwrites is not None for each in held):
         marks.append("in place")
     return tuple(marks)
+
+
+def _is_saved(node: Node, holdings: Mapping[Any, Holding]) -> bool:
+    """Return whether autograd alone holds what a node gives."""
+    held = [holdings[value] for value in node.outputs if value in holdings]
+    return bool(held) and all(each.holder == _AUTOGRAD for each in held)
 
 
 def _updates(
@@ -195,6 +212,7 @@ def _node_box(
         op=node.op.name,
         path=_path(provenance.module, is_backward=provenance.backward is not None),
         site=str(provenance.site or ""),
+        library=_library(provenance),
         is_root=is_root,
         is_new=is_new,
         name=name,
@@ -204,6 +222,14 @@ def _node_box(
         scope=getattr(provenance, "scope", ""),
         step=getattr(provenance, "step", ""),
     )
+
+
+def _library(provenance: Provenance) -> str:
+    """Return the line of a library's model that recorded an op, or its forward op."""
+    if provenance.library is None and provenance.backward is not None:
+        forward = provenance.backward.forward
+        return str((forward.library if forward is not None else None) or "")
+    return str(provenance.library or "")
 
 
 def _node_kind(node: Node) -> Kind:

@@ -6,12 +6,13 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import group_hunks, nested_diffs
-from lazygraph.graph import CONSTANT
+from lazygraph.graph import CONSTANT, PARAMETER
 from lazyviz.draw.boxes import node_box
-from lazyviz.draw.model import MARKS, Box, DrawGraph, clip
+from lazyviz.draw.model import MARKS, Box, DrawGraph, clip, path_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # A called computation in a label, which its fingerprint stands for.
 CALLED = re.compile(r"(\w+)=#[0-9a-f]{16}")
+# Sizes within a type, and numbers within attributes.
+_SIZE = re.compile(r"(?<=[\[,])\d+(?=[,\]])")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _MAX_NESTING = 3
 _MAX_KINDS = 3
 _MAX_WORDS = 60
@@ -63,6 +67,27 @@ def changed_attributes(before: str, after: str) -> str:
     if called and all(called):
         return "differs within " + ", ".join(dict.fromkeys(c[1] for c in called if c))
     return f"{', '.join(gone) or 'none'} → {', '.join(came) or 'none'}"
+
+
+def _ratios(before: str, after: str) -> set[float]:
+    """Return by which factors the sizes of a type changed, and all of them together."""
+    old, new = (list(map(int, _SIZE.findall(each))) for each in (before, after))
+    if len(old) != len(new) or not all(old):
+        return set()
+    return {b / a for a, b in zip(old, new, strict=True)} | {prod(new) / prod(old)}
+
+
+def _only_resized(before: Label, after: Label, ratios: set[float]) -> bool:
+    """Return whether the numbers of a label changed as sizes did, and nothing else of it."""
+    old, new = (f"{each.attrs} {each.literal}" for each in (before, after))
+    if old == new:
+        return True
+    if _NUMBER.sub("", old) != _NUMBER.sub("", new):
+        return False
+    pairs = zip(_NUMBER.findall(old), _NUMBER.findall(new), strict=True)
+    return all(
+        a == b or (float(a) != 0 and float(b) / float(a) in ratios) for a, b in pairs
+    )
 
 
 def _inside(found: GraphDiff, a: int, b: int, nesting: int) -> str:
@@ -116,6 +141,8 @@ def _kinds(ops: Iterable[str]) -> str:
 
 
 DEFAULT_BUDGET = 120
+_FEW = 24  # boxes that need no folding
+_MAX_FOLDS = 12
 _MAX_NEIGHBOURS = 6
 
 # A node of the union: of b, or of a if b has no such node.
@@ -165,6 +192,39 @@ class Union:
         changes |= {("b", each.b): "rewired" for each in found.rewired}
         return changes | {("b", y): "changed" for _, y in found.changed}
 
+    @cached_property
+    def causes(self) -> frozenset[Spot]:
+        """The changed nodes that changed by themselves: what follows from others is not among them.
+
+        What one side alone has, and another op, begin a change. Any other node follows from what
+        it reads, if that changed and its own sizes are all that is new about it.
+        """
+        changes = self.changes
+        ratios: set[float] = {1.0}
+        begun: set[Spot] = set()
+        for spot in sorted(changes, key=self._height):
+            what = changes[spot]
+            reads_changed = any(start in changes for start, _ in self._incoming(spot))
+            if what == "changed":
+                before, after = self._labels(spot)
+                sizes = _ratios(before.type, after.type)
+                is_known = sizes <= ratios and before.op != PARAMETER
+                ratios |= sizes
+                is_own = before.op != after.op or not _only_resized(
+                    before, after, ratios
+                )
+                is_own = is_own or not (reads_changed or is_known)
+            else:
+                is_own = what != "rewired" or not reads_changed
+            if is_own:
+                begun.add(spot)
+        return frozenset(begun)
+
+    def _labels(self, spot: Spot) -> tuple[Label, Label]:
+        """Return the labels of a pair."""
+        found = self.found
+        return found.a.label(found.partner_b[spot[1]]), found.b.label(spot[1])
+
     @property
     def count(self) -> int:
         """How many numbers there are."""
@@ -201,7 +261,7 @@ class Union:
         )
 
     def overview(self, budget: int) -> DrawGraph:
-        """Return the changed nodes with one hop of context.
+        """Return what begins the difference with one hop of context, what follows folded.
 
         Of places that look alike one is drawn.
 
@@ -209,16 +269,83 @@ class Union:
             budget: About so many boxes at most.
         """
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
-        first: set[Spot] = set()
+        follow: dict[Spot, None] = {}
         for group in self.places:
             spots = self._connected(group.exemplar, max(4, budget // 3))
-            # Of what only follows from another change some is enough.
-            room = budget // 4 if group.follows else budget
-            if chosen and len(chosen) + len(spots) > room:
+            own = [spot for spot in spots if spot in self.causes]
+            follow |= dict.fromkeys(spot for spot in spots if spot not in self.causes)
+            if not own or (chosen and len(chosen) + len(own) > budget):
                 continue
-            first = first or set(spots)
-            chosen |= dict.fromkeys(spots, group.places)
-        return self._with_context(chosen, first, budget)
+            chosen |= dict.fromkeys(own, group.places)
+        drawn = self._with_context(chosen, set(chosen), budget)
+        rest = [spot for spot in self.changes if spot not in self.causes]
+        if len(drawn.boxes) + len(rest) <= _FEW:
+            return self._with_context(
+                chosen | dict.fromkeys(follow, 1), set(chosen), budget
+            )
+        return self._with_follow_ups(drawn, budget)
+
+    def _with_follow_ups(self, drawn: DrawGraph, budget: int) -> DrawGraph:
+        """Return a drawing with what follows from it in pale boxes, one for each module.
+
+        A module of many parts is one box where there are too many.
+        """
+        shown = {member for box in drawn.boxes for member in box.members}
+        spots = sorted(
+            (s for s in self.changes if s not in self.causes and self.number(*s) not in shown),
+            key=self._height,
+        )  # fmt: skip
+        if not spots:
+            return drawn
+        room = max(2, min(_MAX_FOLDS, budget - len(drawn.boxes)))
+        paths = {spot: self._box(spot).path for spot in spots}
+        depth = max(map(len, paths.values()))
+        while depth and len({path[:depth] for path in paths.values()}) > room:
+            depth -= 1
+        groups: dict[tuple[str, ...], list[Spot]] = {}
+        for spot in spots:
+            groups.setdefault(paths[spot][:depth], []).append(spot)
+        boxes, where = list(drawn.boxes), {}
+        for k, box in enumerate(boxes):
+            where[self.spot(box.members[0])] = k
+        for path, members in groups.items():
+            where |= dict.fromkeys(members, len(boxes))
+            boxes.append(self._fold(path, members))
+        edges = set(drawn.edges)
+        for end in spots:
+            for start, _ in self._incoming(end):
+                if start in where and where[start] != where[end]:
+                    edges.add((where[start], where[end]))
+        for end, position in where.items():
+            if position < len(drawn.boxes):
+                for start, _ in self._incoming(end):
+                    if where.get(start, -1) >= len(drawn.boxes):
+                        edges.add((where[start], position))
+        return replace(
+            drawn,
+            boxes=tuple(boxes),
+            edges=tuple(sorted(edges)),
+            left_out=max(0, drawn.left_out - len(spots)),
+        )
+
+    def _fold(self, path: tuple[str, ...], spots: list[Spot]) -> Box:
+        kinds = Counter(self._box(spot).label.partition(" ")[2] for spot in spots)
+        common = [f"{n} {op}" for op, n in kinds.most_common(_MAX_KINDS)]
+        many = len(spots)
+        return Box(
+            label=f"{path_text(path) or 'outside modules'}: {many:,} follow",
+            detail=", ".join(common),
+            kind="group",
+            path=path,
+            members=tuple(self.number(*spot) for spot in spots),
+            change="changed",
+            follows=True,
+        )
+
+    def folded(self, spots: Iterable[Spot], budget: int) -> DrawGraph:
+        """Return what a folded box holds, with its surroundings; the first of it if it is much."""
+        inside = list(spots)[:budget]
+        return self._with_context(dict.fromkeys(inside, 1), set(inside), budget)
 
     def place(self, group: HunkGroup, budget: int) -> DrawGraph:
         """Return one place of those that look alike, with its surroundings."""
@@ -272,7 +399,9 @@ class Union:
         for spot in spots:
             near = () if spot in chosen else self._neighbours(spot)
             hidden = sum(1 for each in near if each not in position)
+            is_pale = spot in self.changes and spot not in self.causes
             box = replace(self._box(spot), hidden=hidden, is_first=spot in first)
+            box = replace(box, follows=is_pale)
             boxes.append(replace(box, count=chosen.get(spot, 1)))
         drawn = sum(1 for spot in spots if spot in self.changes)
         return DrawGraph(
@@ -353,7 +482,8 @@ class Union:
     def _box(self, spot: Spot) -> Box:
         side, node = spot
         graph = self.side(side)
-        box = node_box(graph, node, is_root=node in graph.outputs)
+        called = graph.holders.get(node, "") if graph.ops[node] == PARAMETER else ""
+        box = node_box(graph, node, called, is_root=node in graph.outputs)
         what = self.changes.get(spot, "same")
         if what == "changed":
             detail = change(self.found, self.found.partner_b[node], node)

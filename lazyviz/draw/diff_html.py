@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lazygraph.trace import Hop, ValueTrace
     from lazyviz.draw.diff import Side
     from lazyviz.draw.layered import Point
-    from lazyviz.draw.model import Change, DrawGraph
+    from lazyviz.draw.model import Box, Change, DrawGraph
 
 _MAX_LINKS = 12
 _MAX_LITERAL = 400
@@ -270,12 +270,31 @@ def found_html(
         return note_html("Type part of an op, a type, a name, a module or a line.")
     if not rows:
         return note_html(f"None of {total:,} instructions has {wanted!r} in its op, type, name, module or line.")  # fmt: skip
-    items = "".join(
+    return matches_html(_items(rows), len(rows), count)
+
+
+def fold_html(box: Box, number: int, rows: Sequence[tuple[Change | None, Side]]) -> str:
+    """Return what a box of consequences holds, and a button that opens it.
+
+    Args:
+        box: The box.
+        number: Its position in the drawing.
+        rows: Change and place of the first nodes in it.
+    """
+    return (
+        f"{heading_html(box.label)}"
+        f"{note_html('These changed only because of what they read.')}"
+        f"<p>{button_html('Open', kind='open', box=number)}</p>"
+        f"{matches_html(_items(rows), len(rows), len(box.members))}"
+    )
+
+
+def _items(rows: Sequence[tuple[Change | None, Side]]) -> str:
+    return "".join(
         f"<li>{MARKS[change] if change else ''} {_button(s, s.node)}"
         f" <small>{markup(s.graph.label(s.node).type)} {markup(s.graph.origin(s.node).site)}</small></li>"
         for change, s in rows
     )
-    return matches_html(items, len(rows), count)
 
 
 def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
@@ -355,7 +374,7 @@ def _shown(
 def _around(found: GraphDiff, union: DrawGraph) -> list[Fold]:
     """Return an entry for each other box of the picture, so that a click on it leads to one."""
     listed = _shown(found, group_hunks(found.hunks())[:_MAX_GROUPS], _MAX_LINES)
-    drawn = {(box.anchor[0], int(box.anchor[1:])) for box in union.boxes}
+    drawn = {(box.anchor[0], int(box.anchor[1:])) for box in union.boxes if box.anchor}
     entries = []
     for side, node in sorted(drawn - listed):
         graph = found.a if side == "a" else found.b

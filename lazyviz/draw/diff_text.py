@@ -10,7 +10,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from lazygraph.diff import callees, group_hunks, nested_diffs
-from lazygraph.explain.hlo_causes import sentences, unseen
+from lazygraph.explain.hlo_causes import called, sentences, unseen
 from lazygraph.graph import PARAMETER
 from lazyviz.draw.diff import CALLED
 from lazyviz.draw.model import ADDED, CHANGED, REMOVED, REWIRED, clip
@@ -87,7 +87,7 @@ def _counts(found: GraphDiff) -> Iterator[str]:
 
 def _remarks(found: GraphDiff) -> Iterator[str]:
     moved = len(found.moved_parameters)
-    if moved and not _keeps_order(found):
+    if moved and not _numbers_by_use(found) and not _keeps_order(found):
         same = "equal up to" if found.cost == 0 else "also:"
         yield f"{same} another order of {plural(moved, 'parameter')}"
     regrouped = found.regrouped
@@ -123,6 +123,11 @@ def _notation(graph: Graph) -> str:
         return "HLO" if type(graph.source).__name__ == "HloModule" else "StableHLO"
     ops = {op for op in graph.ops if op != PARAMETER}
     return "torch_xla's IR" if any("::" in op for op in ops) else "lazyrt's IR"
+
+
+def _numbers_by_use(found: GraphDiff) -> bool:
+    """Return whether the inputs of both sides have the order in which ops first read them."""
+    return found.a.source is None and found.b.source is None
 
 
 def _keeps_order(found: GraphDiff) -> bool:
@@ -217,15 +222,25 @@ def graph_lines(graph: Graph) -> list[str]:
 
 
 def output_lines(found: GraphDiff) -> list[str]:
-    """Return a line for each output that only one side has, the first few."""
-    marked = [(ADDED, found.b, node) for node in found.outputs.added]
-    marked += [(REMOVED, found.a, node) for node in found.outputs.removed]
-    shown = [
-        f" {mark} output {instruction(graph, node)}{_where(graph, node)}"
-        for mark, graph, node in marked[:_MAX_LINES]
-    ]
-    if len(marked) > _MAX_LINES:
-        shown.append(f"   … {len(marked) - _MAX_LINES:,} more outputs")
+    """Return a line for each output that only one side has, the first few.
+
+    State of several parameters is one line.
+    """
+    shown: list[str] = []
+    for mark, graph, outputs in (
+        (ADDED, found.b, found.outputs.added),
+        (REMOVED, found.a, found.outputs.removed),
+    ):
+        if len(outputs) > 1 and all(map(graph.holders.get, outputs)):
+            words = called(graph, outputs, _MAX_LINES)
+            shown += [f" {mark} output {each}" for each in words]
+            continue
+        shown += [
+            f" {mark} output {instruction(graph, node)}{_where(graph, node)}"
+            for node in outputs[:_MAX_LINES]
+        ]
+        if len(outputs) > _MAX_LINES:
+            shown.append(f"   … {len(outputs) - _MAX_LINES:,} more outputs")
     return shown
 
 
@@ -384,6 +399,8 @@ def _line(line: str) -> str:
 def pairing_lines(found: GraphDiff) -> list[str]:
     """Return a line for each pair of inputs that were moved or changed.
 
+    The runtime numbers the inputs of a step by first use, so there another place alone is none.
+
     Example: `%p827.1 (0) → %p852.7 (3): same shape, same reader %dot.4`; the numbers are
     the inputs' places.
     """
@@ -392,9 +409,10 @@ def pairing_lines(found: GraphDiff) -> list[str]:
         for x, y in found.changed
         if found.a.label(x).op == PARAMETER == found.b.label(y).op
     ]
+    moved = () if _numbers_by_use(found) else found.moved_parameters
     return [
         f"{_named(found.a, x)} → {_named(found.b, y)}: {', '.join(_reasons(found, x, y))}"
-        for x, y in sorted({*found.moved_parameters, *changed})
+        for x, y in sorted({*moved, *changed})
     ]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lazygraph.numbers import plural
-from lazyviz.draw.model import Box, DrawGraph, path_text
+from lazyviz.draw.model import Box, DrawGraph, path_text, restrict
 from lazyviz.draw.repeats import fold_repeats
 
 if TYPE_CHECKING:
@@ -110,6 +110,56 @@ def _place(box: Box, by: Folding) -> tuple[tuple[str, ...], str]:
     where = _FILE_OR_CELL.match(box.site)
     place = where[0] if where is not None else box.site
     return (place,) if place else (), place or "no line"
+
+
+def unfold(
+    graph: DrawGraph, folded: DrawGraph, index: int, budget: int = DEFAULT_BUDGET
+) -> DrawGraph:
+    """Return a folded drawing with one of its boxes opened where it stands.
+
+    Args:
+        graph: The drawing with nothing folded.
+        folded: What was made of it.
+        index: The box that is opened; what it holds is folded to an overview.
+        budget: At most so many boxes come in its place.
+    """
+    where = _boxes_of(graph, folded)
+    part = [position for position, box in enumerate(where) if box == index]
+    inner_graph = restrict(graph, part)
+    inner = overview(inner_graph, budget)
+    if len(inner.boxes) == 1:  # one line of many ops, or one module within another
+        inner = collapse(inner_graph, max(_MIN_BUDGET, min(budget, READ_WHOLE)))
+    within = _boxes_of(inner_graph, inner)
+    more = len(inner.boxes) - 1
+    moved = {p: index + within[k] for k, p in enumerate(part)}
+    for position, box in enumerate(where):
+        if box != index and box >= 0:
+            moved[position] = box if box < index else box + more
+    edges = {
+        (moved[start], moved[end])
+        for start, end in graph.edges
+        if start in moved and end in moved and moved[start] != moved[end]
+    }
+    boxes = [*folded.boxes[:index], *inner.boxes, *folded.boxes[index + 1 :]]
+    return graph.rewired(boxes, edges, moved)
+
+
+def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
+    """Return for each box of a drawing the box that it is part of once folded; -1 for none.
+
+    An input that is drawn no more goes with what reads it first.
+    """
+    by_node = {node: k for k, box in enumerate(folded.boxes) for node in box.members}
+    by_name = {box.op: k for k, box in enumerate(folded.boxes) if not box.members}
+    anchors = _anchors(graph)
+    where = []
+    for position, box in enumerate(graph.boxes):
+        if not box.members and box.op in by_name:
+            where.append(by_name[box.op])
+        else:
+            reader = graph.boxes[anchors[position]]
+            where.append(by_node.get(reader.members[0], -1) if reader.members else -1)
+    return where
 
 
 def fold_earlier(graph: DrawGraph) -> DrawGraph:

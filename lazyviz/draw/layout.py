@@ -103,7 +103,7 @@ def _add_frame(
             _add_box(source, child, graph.boxes[child], labels=labels)
             continue
         with source.subgraph(name=f"cluster_{numbers[child]}") as inner:
-            title = title_within(child, numbers)
+            title = title_within(graph, child, numbers)
             # Without a label a cluster has no room for the title that we draw ourselves.
             inner.attr(margin="8", label=html.dot(title) if labels else " ")
             inner.attr(labeljust="l", color="#9aa5b4", style="rounded")
@@ -345,7 +345,7 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
         names.append(item["name"])
         if item["name"].startswith("cluster_"):
             path = paths[int(item["name"].removeprefix("cluster_"))]
-            title = title_within(path, paths)
+            title = title_within(graph, path, paths)
             frames.append((path, _frame(title, item["bb"], left, top)))
         else:
             centres[int(item["name"][1:])] = point(item["pos"])

@@ -5,8 +5,9 @@ Nothing here imports the runtime, so `import lazyviz` stays light.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ MARKS: dict[Change, str] = {
 }
 
 BACKWARD = "(backward)"
+SAVED = "saved"  # the mark of what no variable holds: autograd saves it for backward
+_ALIKE = re.compile(r"\b(\d+)–\d+\b")  # layers that are drawn once have one class
 FROM_CPU = "from the CPU"  # the mark of what a fallback made
 
 _DTYPES = {
@@ -61,6 +64,7 @@ class Box:
         path: nn.Module path of the code that recorded it, in parts; that of a backward
             operation begins with `BACKWARD`.
         site: The user's line that recorded it.
+        library: The line of an installed package that did so for it; empty for none.
         is_root: Whether it is an output of the graph: a live tensor.
         is_new: Whether the cell that is shown recorded it.
         name: The user's variable that holds it.
@@ -75,6 +79,7 @@ class Box:
         change: What happened to it between two programs; None where one program is drawn.
         hidden: How many of its neighbours are not drawn.
         is_first: Whether a view opens on it.
+        follows: In a diff, whether it changed only because of what it reads.
         anchor: Id of its entry on a static page; empty for none.
     """
 
@@ -84,6 +89,7 @@ class Box:
     op: str = ""
     path: tuple[str, ...] = ()
     site: str = ""
+    library: str = ""
     is_root: bool = False
     is_new: bool = True
     name: str = ""
@@ -98,6 +104,7 @@ class Box:
     change: Change | None = None
     hidden: int = 0
     is_first: bool = False
+    follows: bool = False
     anchor: str = ""
 
 
@@ -117,6 +124,7 @@ class DrawGraph:
         dimmed: What the boxes are that are not new, for the legend.
         added, removed: In a diff, the edges that only the second or the first program has.
         left_out: In a diff, how many changed nodes are not drawn.
+        classes: Of modules by their names in words, for titles.
     """
 
     boxes: tuple[Box, ...]
@@ -131,6 +139,7 @@ class DrawGraph:
     added: frozenset[tuple[int, int]] = frozenset()
     removed: frozenset[tuple[int, int]] = frozenset()
     left_out: int = 0
+    classes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_diff(self) -> bool:
@@ -297,7 +306,7 @@ def named_in_frames(graph: DrawGraph) -> DrawGraph:
     """
     frames = set(frame_paths(graph))
     boxes = tuple(
-        replace(box, label=title_within(box.path, frames))
+        replace(box, label=title_within(graph, box.path, frames))
         if box.kind == "group" and box.label == path_text(box.path)
         else box
         for box in graph.boxes
@@ -305,12 +314,24 @@ def named_in_frames(graph: DrawGraph) -> DrawGraph:
     return replace(graph, boxes=boxes)
 
 
-def title_within(path: tuple[str, ...], frames: Container[tuple[str, ...]]) -> str:
-    """Return what a module is called inside the innermost of the frames round it."""
+def title_within(
+    graph: DrawGraph,
+    path: tuple[str, ...],
+    frames: Container[tuple[str, ...]] = (),
+) -> str:
+    """Return what a module is called inside the innermost of the frames round it, with its class.
+
+    Example:
+        >>> title_within(DrawGraph(boxes=(), edges=(), classes={"0": "Linear"}), ("0",))
+        '0: Linear'
+    """
+    name = path_text(tuple(part for part in path if part != BACKWARD))
+    kind = graph.classes.get(_ALIKE.sub(r"\1", name), "")
+    said = f": {kind}" if kind else ""
     for depth in range(len(path) - 1, 0, -1):
         if path[:depth] in frames:
-            return path_text(path[depth:])
-    return path_text(path)
+            return path_text(path[depth:]) + said
+    return path_text(path) + said
 
 
 def frame_depths(graph: DrawGraph) -> dict[tuple[str, ...], int]:

@@ -56,6 +56,7 @@ CHANGES: dict[Change, tuple[str, str]] = {
     "rewired": ("dw", "reads another"),
     "same": ("ds", "the same"),
 }
+FOLLOWS = ("df", "follows from it")
 # Fill, line and text of each kind.
 LIGHT = {
     "o": ("#edf3fc", "#88a5d1", "#1d3557"),
@@ -82,6 +83,7 @@ CHANGES_LIGHT = {
     "dc": ("#F5E94B", "#222222", "#111111"),
     "dw": ("#FFFFFF", "#222222", "#111111"),
     "ds": ("#FFFFFF", "#9A9A9A", "#111111"),
+    "df": ("#E0DDC0", "#A39C62", "#222222"),
 }
 # White paper would shine, and dark lines would not be seen.
 CHANGES_DARK = CHANGES_LIGHT | {
@@ -89,6 +91,7 @@ CHANGES_DARK = CHANGES_LIGHT | {
     "dc": ("#F5E94B", "#E3E7EE", "#111111"),
     "dw": ("#23282F", "#E3E7EE", "#E3E7EE"),
     "ds": ("#23282F", "#9A9A9A", "#E3E7EE"),
+    "df": ("#34331F", "#8F8955", "#E3E7EE"),
 }
 ROOT = ("#c2456b", "#ef7fa2")  # light, dark
 SELECTED = ("#0b5fd0", "#7cc0ff")
@@ -167,7 +170,7 @@ RULES = (
 # A class sets `--w` and `--d`, which the page's rules for what is selected or found outdo.
 DIFF_RULES = (
     ".lzd g>rect{stroke-width:var(--w,2);stroke-dasharray:var(--d,none)}"
-    ".lzd .ds{--w:1}.lzd .dr{--d:5 3}"
+    ".lzd .ds,.lzd .df{--w:1}.lzd .dr{--d:5 3}"
     ".lzd .e.da,.lzd .e.dr{stroke:var(--s);stroke-width:2;stroke-dasharray:var(--d,none)}"
     ".lzd .a.da,.lzd .a.dr{fill:var(--s)}"
     ".lzd g.mate[tabindex]>rect{stroke:var(--s);stroke-width:3;stroke-dasharray:var(--d,none)}"

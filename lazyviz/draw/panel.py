@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from lazyviz.draw.model import path_text
+from lazyviz.draw.model import SAVED, path_text
 from lazyviz.render import text
 from lazyviz.render.html import markup
 
@@ -56,12 +56,13 @@ def node_facts(
         ("step", markup(box.step)),
         ("scope", markup(box.scope)),
         ("module", markup(path_text(box.path))),
-        ("line", markup(box.site)),
+        ("line", markup(box.library or box.site)),
+        ("called from", markup(box.site if box.library else "")),
         ("memory", "a view of what it reads" if "view" in box.marks else ""),
         *((name, markup(words)) for name, words in rows),
         ("reads", _neighbours(upstream)),
         ("read by", _neighbours(downstream)),
-        ("output", "a live tensor" if box.is_root else ""),
+        ("output", _held_text(box)),
     ]
     buttons = [
         button_html(f"inside %{name}", kind="inside", node=node, call=call)
@@ -81,6 +82,13 @@ def node_facts(
     code = f"<pre>{markup(python)}</pre>"
     code = f"<details><summary>op as Python</summary>{code}</details>" if python else ""
     return f"{heading_html(f'%{node} {box.label}')}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
+
+
+def _held_text(box: Box) -> str:
+    """Return what holds a result; empty for what no step makes a tensor of."""
+    if SAVED in box.marks:
+        return "held by no variable: autograd saves what its backward needs"
+    return "a live tensor" if box.is_root else ""
 
 
 def input_facts(
@@ -121,7 +129,7 @@ def ir_html(boxes: Sequence[Box]) -> str:
     if not boxes:
         return note_html("No values here, and no IR op has its module, name and line.")
     items = "".join(
-        f"<li>{button_html(_title(box), kind='form', form='ir', node=box.members[0], go='true')} "
+        f"<li>{button_html(title_of(box), kind='form', form='ir', node=box.members[0], go='true')} "
         f"<small>{markup(box.site)}</small></li>"
         for box in boxes[:_MAX_NEIGHBOURS]
     )
@@ -278,15 +286,17 @@ def overview_html(
     """
     # What has a name comes first: a step keeps many values for its backward pass.
     inputs = sorted(inputs, key=lambda box: not box.name)
+    saved = [box for box in ops if SAVED in box.marks]
     outputs = sorted((box for box in ops if box.is_root), key=lambda box: not box.name)
     rows = [
         ("ops", markup(_kinds_text(ops))),
         ("outputs", _neighbours(outputs, _MAX_OVERVIEW)),
+        ("saved for backward", _neighbours(saved, _MAX_OVERVIEW)),
         ("inputs", _neighbours(inputs, _MAX_OVERVIEW)),
     ]
     shows = "see its value. The step stays as it is" if has_values else "see its facts"
     hint = f"Click an op, or walk to it with Tab and press Enter, to {shows}."
-    opens = "A folded box opens with a double click, or with o."
+    opens = "A folded box opens where it stands with a double click, or with o; u folds it again."
     return (
         f"{heading_html(title)}{note_html(hint)}{note_html(opens)}{facts_table(rows)}"
     )
@@ -301,17 +311,37 @@ def _kinds_text(boxes: Sequence[Box]) -> str:
     return shown
 
 
-def group_panel(box: Box, index: int, members: Sequence[Box]) -> str:
-    """Return what a folded box holds, and a button that opens it."""
-    lines = sorted({each.site for each in members if each.site})
+def group_panel(
+    box: Box, index: int, members: Sequence[Box], results: Sequence[Box]
+) -> str:
+    """Return what a folded box holds and gives, and buttons that open it.
+
+    Args:
+        box: The box.
+        index: Its position in the drawing.
+        members: The ops in it.
+        results: Those that something outside of it reads, or that are outputs.
+    """
+    lines = sorted({each.library or each.site for each in members} - {""})
     rows = [
         ("holds", markup(f"{text.plural(len(members), 'op')}: {_kinds_text(members)}")),
         ("module", markup(path_text(box.path))),
         ("repeats", f"{box.count} times alike" if box.count > 1 else ""),
         ("lines", markup(", ".join(lines[:_MAX_KINDS]))),
+        ("gives", _neighbours(results[::-1], _MAX_OVERVIEW)),
     ]
-    opens = button_html("Open", kind="open", box=index)
+    opens = button_html("Open", kind="open", box=index, title="where it stands")
+    opens += " " + button_html("Open alone", kind="alone", box=index)
     return f"{heading_html(path_text(box.path) or box.label)}{facts_table(rows)}<p>{opens}</p>"
+
+
+def opened_panel(title: str, members: Sequence[Box], level: int) -> str:
+    """Return what a box holds that was opened where it stands, and a button that folds it."""
+    fold = button_html("Fold again", kind="close", level=level, title="or press u")
+    holds = f"{text.plural(len(members), 'op')}: {_kinds_text(members)}"
+    return (
+        f"{heading_html(title)}{facts_table([('holds', markup(holds))])}<p>{fold}</p>"
+    )
 
 
 def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
@@ -375,7 +405,8 @@ def found_html(wanted: str, found: Sequence[Box], count: int) -> str:
     if not found:
         return f"<p>Nothing has {markup(repr(wanted))} in its op, type, variable, module or line.</p>"
     items = "".join(
-        f"<li>{_link(box)} <small>{markup(box.detail)} {markup(box.site)}</small></li>"
+        f"<li>{_link(box)} <small>{markup(box.detail)} {markup(path_text(box.path))} "
+        f"{markup(box.library or box.site)}</small></li>"
         for box in found
     )
     return matches_html(items, len(found), count)
@@ -415,10 +446,11 @@ def links_html(links: Sequence[str], count: int) -> str:
 def _link(box: Box) -> str:
     if not box.members:
         return button_html(box.label, kind="input", name=box.op)
-    return button_html(_title(box), kind="node", node=box.members[0])
+    return button_html(title_of(box), kind="node", node=box.members[0])
 
 
-def _title(box: Box) -> str:
+def title_of(box: Box) -> str:
+    """Return an op's number and label."""
     return f"%{box.members[0]} {box.label}"
 
 

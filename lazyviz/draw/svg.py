@@ -12,6 +12,7 @@ from lazyviz.draw.model import (
     DETAIL_CHAR,
     LINE,
     MARKS,
+    SAVED,
     box_size,
     clip,
     detail_text,
@@ -19,7 +20,7 @@ from lazyviz.draw.model import (
     named_in_frames,
     path_text,
 )
-from lazyviz.draw.palette import CHANGES, KINDS, LEVELS, stylesheet
+from lazyviz.draw.palette import CHANGES, FOLLOWS, KINDS, LEVELS, stylesheet
 from lazyviz.render import html, text
 from lazyviz.render.html import markup
 
@@ -91,12 +92,14 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     A class of lines begins with `e`, that of a folded repetition with `n`; an empty one has
     words alone.
     """
-    changes = {box.change for box in graph.boxes}
+    changes = {box.change for box in graph.boxes if not box.follows}
     told = [
         (style, words if change == "same" else f"{MARKS[change]} {words}")
         for change, (style, words) in CHANGES.items()
         if change in changes
     ]
+    if any(box.follows for box in graph.boxes):
+        told.append(FOLLOWS)
     items = [*(graph.legend or told or _box_items(graph)), *_line_items(graph)]
     return items if told or len(items) > 1 else []
 
@@ -186,6 +189,7 @@ _MEANINGS = {
     "in place": "overwrites an input",
     "view": "view: shares memory with what it reads",
     "from the CPU": "computed on the CPU by a fallback",
+    SAVED: "held by no variable: autograd saves what its backward needs",
 }
 _ARC_ROOM = 30
 _SHEET = 3  # how far the sheets under a folded box stick out
@@ -439,7 +443,8 @@ def _gauge(level: int, x: float, y: float, width: float) -> str:
 
 def _classes(box: Box, *, shaded: bool) -> str:
     if box.change is not None:
-        return CHANGES[box.change][0]
+        style = FOLLOWS[0] if box.follows else CHANGES[box.change][0]
+        return f"{style} g" if box.kind == "group" else style
     names = [KINDS[box.kind][0]]
     if _is_backward_group(box):
         names.append("gb")
@@ -468,7 +473,8 @@ def _facts(box: Box) -> list[str]:
     """Return what a tooltip and a screen reader say of a box."""
     facts = [box.op or label_text(box), box.detail]
     if box.change is not None:
-        facts[:1] = [CHANGES[box.change][1], label_text(box), box.op]
+        words = FOLLOWS[1] if box.follows else CHANGES[box.change][1]
+        facts[:1] = [words, label_text(box), box.op]
     elif box.name and box.op:
         facts.insert(0, box.name)
     if len(box.members) > 1 and box.kind != "group":
@@ -476,7 +482,7 @@ def _facts(box: Box) -> list[str]:
     elif box.members and box.kind != "group" and box.change is None:
         facts.append(f"node %{box.members[0]}")
     facts.append(path_text(box.path))
-    facts.append(box.site)
+    facts += [box.library, box.site]
     if box.runs > 1:
         facts.append(f"executed {box.runs} times since the last barrier")
     facts += [_MEANINGS.get(mark, mark) for mark in box.marks]

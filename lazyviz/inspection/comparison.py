@@ -8,7 +8,7 @@ import re
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from lazygraph import Graph, GraphDiff, HloError, parse, read
 from lazygraph import diff as graph_diff
@@ -17,33 +17,46 @@ from lazygraph import trace_value as follow
 from lazygraph.explain.nearest import nearest
 from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
+from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
 from lazyviz.doc import Code, Doc
 from lazyviz.draw import diff_html as diff_panel
 from lazyviz.draw.diff import Union, change, union_graph
 from lazyviz.draw.diff_text import coloured, graph_lines, takes_colour
-from lazyviz.draw.layout import to_dot
+from lazyviz.draw.layout import lay_out, to_dot
+from lazyviz.draw.panel import busy_html, form_offer, refusal_html
+from lazyviz.draw.svg import emit
+from lazyviz.inspection.programs import FORM_NAMES, site_text
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
     RequestError,
     View,
     Walk,
+    choice,
     number,
     panel_reply,
     search_text,
 )
-from lazyviz.inspection.subjects import graph_to_compare
+from lazyviz.inspection.subjects import (
+    graph_to_compare,
+    is_step_name,
+    subject_of,
+    target_of,
+)
 from lazyviz.shell.displayed import Displayed
+from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazygraph import ValueTrace
     from lazygraph.diff import GraphDiff
     from lazygraph.graph import Graph
-    from lazyviz.draw.diff import Spot
+    from lazyviz.draw.diff import Side, Spot
+    from lazyviz.draw.model import Change
+    from lazyviz.inspection.programs import Form, HloProgram
     from lazyviz.inspection.protocol import Reply
 
 
@@ -60,11 +73,18 @@ class DiffExplorer(Walk[Union]):
     Args:
         found: The difference.
         budget: About so many boxes are drawn at once.
+        forms: What other forms of the two programs are compared in, if there are any.
     """
 
     _what = "view of a diff"
 
-    def __init__(self, found: GraphDiff, budget: int = _BUDGET) -> None:
+    def __init__(
+        self,
+        found: GraphDiff,
+        budget: int = _BUDGET,
+        forms: Forms | None = None,
+    ) -> None:
+        self._forms = forms
         self._budget = min(budget, _MOST_BOXES)
         union = Union(found)
         graph = union.overview(self._budget)
@@ -78,8 +98,14 @@ class DiffExplorer(Walk[Union]):
 
     @property
     def controls(self) -> dict[str, Any]:
-        """What the reader can choose: nothing but what buttons ask for."""
-        return {}
+        """What the reader can choose: the form that is compared, where there are several."""
+        forms = self._forms
+        if forms is None:
+            return {}
+        return {
+            "form": [[form, FORM_NAMES[form]] for form in forms.names],
+            "chosen": {"form": forms.chosen},
+        }
 
     def overview(self) -> str:
         """Return what the diff comes to, for a panel that shows nothing else yet, as HTML."""
@@ -100,13 +126,45 @@ class DiffExplorer(Walk[Union]):
             "inside": self._inside,
             "back": self._back,
             "search": self._search,
+            "form": self._form,
         }
+
+    def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Compare another form; one that must be compiled is offered first, with its cost."""
+        forms = self._forms
+        if forms is None:
+            raise RequestError(
+                "these programs have one form each. Compare two steps to see their StableHLO."
+            )
+        form = choice(request, "form", forms.names)
+        price = forms.price(form)
+        state = {"kind": "state", "title": self.title}
+        if price and request.get("go") is not True:
+            yield panel_reply(form_offer(FORM_NAMES[form], form, price), None)
+            yield {**state, "controls": self.controls}
+            return
+        yield panel_reply(busy_html("compiling …" if price else "lowering …"), None)
+        try:
+            union = Union(forms.diff(form))
+        except (HloError, RuntimeError) as error:
+            yield panel_reply(refusal_html(str(error)), None)
+            yield {**state, "controls": self.controls}
+            return
+        graph = union.overview(self._budget)
+        self._views = [View(title="all places", program=union, graph=graph)]
+        yield self._drawn()
+        yield panel_reply(self.overview(), None)
 
     # --- selecting
 
     def _select(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         index = number(request, "box", len(self.shown.boxes))
-        yield self._told(self._spot_at(index), index)
+        box = self.shown.boxes[index]
+        if box.kind == "group":
+            rows = self._sides(map(self._program.spot, box.members[:MAX_FOUND]))
+            yield panel_reply(diff_panel.fold_html(box, index, rows), index)
+        else:
+            yield self._told(self._spot_at(index), index)
 
     def _node(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         spot = self._spot(request)
@@ -176,7 +234,14 @@ class DiffExplorer(Walk[Union]):
         yield self._told(self._spot_at(first), first)
 
     def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        spot = self._spot_at(number(request, "box", len(self.shown.boxes)))
+        box = self.shown.boxes[number(request, "box", len(self.shown.boxes))]
+        spot = self._program.spot(box.members[0])
+        if box.kind == "group":
+            spots = map(self._program.spot, box.members)
+            graph = self._program.folded(spots, self._budget)
+            yield self._show(box.label, self._program, graph)
+            yield panel_reply(self.overview(), None)
+            return
         if not self._program.inner(spot):
             raise RequestError(
                 "nothing differs within this box. Open a changed call or fusion; its panel names "
@@ -206,18 +271,23 @@ class DiffExplorer(Walk[Union]):
         found = [s for s in spots if words and _has(program.side(s[0]), s[1], words)]
         found.sort(key=lambda spot: spot not in program.changes)  # stable
         drawn = {program.number(*spot) for spot in found}
-        rows = [
-            (program.changes.get(spot), side)
-            for spot in found[:MAX_FOUND]
-            for side in [program.sides(spot)[spot[0] == "b"]]
-            if side is not None
-        ]
+        rows = self._sides(found[:MAX_FOUND])
         boxes = self.shown.boxes
         hits = [k for k, box in enumerate(boxes) if drawn.intersection(box.members)]
         yield {"kind": "found", "boxes": hits, "count": len(found)}
         yield panel_reply(
             diff_panel.found_html(wanted, rows, len(found), len(spots)), None
         )
+
+    def _sides(self, spots: Iterable[Spot]) -> list[tuple[Change | None, Side]]:
+        """Return nodes with what happened to them."""
+        program = self._program
+        return [
+            (program.changes.get(spot), side)
+            for spot in spots
+            for side in [program.sides(spot)[spot[0] == "b"]]
+            if side is not None
+        ]
 
     def _spot(self, request: Mapping[str, Any]) -> Spot:
         return self._program.spot(number(request, "node", self._program.count))
@@ -230,6 +300,56 @@ def _has(graph: Graph, node: int, words: list[str]) -> bool:
     return all(word in text for word in words)
 
 
+class Forms:
+    """The forms in which two programs of the runtime can be compared; they hold no tensor.
+
+    Attributes:
+        chosen: The one that is compared now.
+
+    Args:
+        a: What the first program is given as.
+        b: Likewise the second.
+    """
+
+    def __init__(self, a: Any, b: Any) -> None:
+        self._subjects = subject_of(a), subject_of(b)
+        self._graphs = graph_to_compare(a), graph_to_compare(b)
+        self.chosen: Form = "ir"
+
+    @property
+    def names(self) -> list[Form]:
+        """The forms that both programs have."""
+        one, other = self._subjects
+        return [form for form in one.forms if form in other.forms]
+
+    def price(self, form: Form) -> str:
+        """Return what making a form costs that has to be compiled for it; else empty."""
+        prices = [subject.price(form) for subject in self._subjects]
+        return " ".join(dict.fromkeys(price for price in prices if price))
+
+    def diff(self, form: Form) -> GraphDiff:
+        """Return what differs in a form, which is the chosen one then.
+
+        Raises:
+            HloError: A program has no such form.
+        """
+        if form not in self.names:
+            known = ", ".join(self.names)
+            raise HloError(
+                f"these programs cannot be compared as {form!r}. They have {known}."
+            )
+        graphs = list(self._graphs)
+        if form != "ir":
+            made = [subject.program(form) for subject in self._subjects]
+            graphs = [
+                cast("HloProgram", each).graph.with_sites(site_text) for each in made
+            ]
+            for graph, ir in zip(graphs, self._graphs, strict=True):
+                graph.name = ir.name
+        self.chosen = form
+        return graph_diff(*graphs)
+
+
 class DiffView(Displayed):
     """The difference of two programs, shown as text or, in a notebook, as a picture and tables.
 
@@ -237,8 +357,14 @@ class DiffView(Displayed):
         diff: The difference as data.
     """
 
-    def __init__(self, found: GraphDiff) -> None:
+    def __init__(self, found: GraphDiff, forms: Forms | None = None) -> None:
         self.diff = found
+        self._forms = forms
+
+    def to_svg(self, *, budget: int = 120) -> str:
+        """Return the picture that `to_dot` describes, as SVG."""
+        union = union_graph(self.diff, budget)
+        return emit(union, lay_out(union))
 
     def to_dot(self, *, budget: int = 120) -> str:
         """Return the changed nodes and their surroundings in the DOT language."""
@@ -249,8 +375,15 @@ class DiffView(Displayed):
         return diff_panel.diff_page(self.diff, title)
 
     def save(self, path: str | Path, title: str = "") -> None:
-        """Write the page to a file."""
-        Path(path).write_text(self.to_html(title), encoding="utf-8")
+        """Write the page to a file; the picture, to one that ends in `.svg` or `.dot`."""
+        match Path(path).suffix:
+            case ".svg":
+                written = self.to_svg()
+            case ".dot":
+                written = self.to_dot()
+            case _:
+                written = self.to_html(title)
+        Path(path).write_text(written, encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
         """Return the difference as data of JSON's types."""
@@ -259,7 +392,7 @@ class DiffView(Displayed):
     @cached_property
     def explorer(self) -> DiffExplorer:
         """What answers the clicks of a page."""
-        return DiffExplorer(self.diff)
+        return DiffExplorer(self.diff, forms=self._forms)
 
     def doc(self) -> Doc:
         """Return the places that differ; a page has a picture, and what answers clicks."""
@@ -278,7 +411,7 @@ class DiffView(Displayed):
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
 
 
-def diff(a: Any, b: Any) -> DiffView:
+def diff(a: Any, b: Any, form: Form = "ir") -> DiffView:
     """Return the difference of two programs; a notebook shows it as a picture with tables.
 
     Names, layouts, dead code and the order of parameters, outputs and lines make none.
@@ -288,14 +421,34 @@ def diff(a: Any, b: Any) -> DiffView:
             what its step ran for it), or a step of this session: its number, `"last"`, or its
             graph's name.
         b: Likewise.
+        form: What is compared of steps and tensors: `ir`, `stablehlo`, `hlo` or `optimised`. The
+            page switches between them.
 
     Raises:
-        HloError: One of them is no program, or no step that is known.
+        HloError: One of them is no program, no step that is known, or has no such form.
     """
+    if _has_forms(a) and _has_forms(b):
+        forms = Forms(a, b)
+        return DiffView(forms.diff(form), forms)
+    if form != "ir":
+        raise HloError(
+            f"a text or a file is compared as it is, not as {form!r}. Give two steps or tensors."
+        )
     graphs = graph_to_compare(a), graph_to_compare(b)
     if all(is_path(thing) for thing in (a, b)):
         _tell_apart(graphs, (a, b))
     return DiffView(graph_diff(*graphs))
+
+
+def _has_forms(thing: Any) -> bool:
+    """Return whether something is a program of the runtime whose ops are kept."""
+    runtime = session.runtime()
+    if runtime is None:
+        return False
+    tensors = list(thing) if isinstance(thing, (list, tuple)) else [thing]
+    if is_step_name(thing):
+        return target_of(runtime, thing).graph is not None
+    return bool(tensors) and all(map(is_lazy, tensors))
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:
@@ -445,6 +598,9 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     options = parser.parse_args(arguments)
     paths = (options.a, options.b)
     keep_inputs(parser, options.html, paths)
+    keep_inputs(parser, options.draw, paths)
+    if options.draw is not None and options.draw.suffix not in {".svg", ".dot"}:
+        parser.error(f"--draw takes FILE.svg or FILE.dot, not {str(options.draw)!r}")
     if paths == (_STDIN, _STDIN):
         parser.error("only one of the two can come from stdin")
     try:
@@ -456,8 +612,9 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         ]
         _tell_apart(graphs, paths)
         view = DiffView(graph_diff(*graphs))
-        if options.html is not None:
-            view.save(options.html, f"{options.a.name} → {options.b.name}")
+        written = [path for path in (options.html, options.draw) if path is not None]
+        for path in written:
+            view.save(path, f"{options.a.name} → {options.b.name}")
     except (HloError, OSError) as error:
         sys.stderr.write(f"lazyviz diff: {error}\n")
         return 2
@@ -469,8 +626,9 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
             options.color == "auto" and takes_colour(out)
         )
         out.write(f"{coloured(shown) if is_coloured else shown}\n")
-        if options.html is not None:
-            out.write(f"The page: {options.html.absolute()}\n")
+        for path in written:
+            what = "page" if path == options.html else "picture"
+            out.write(f"The {what}: {path.absolute()}\n")
     return 0 if view.diff.is_empty else 1
 
 
@@ -504,6 +662,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("b", type=Path, help="the second file; - for stdin")
     parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="also write a web page"
+    )
+    parser.add_argument(
+        "--draw",
+        type=output_file,
+        metavar="FILE",
+        help="also write the picture, as .svg or for graphviz as .dot",
     )
     parser.add_argument(
         "--json", action="store_true", help="print data instead of text"

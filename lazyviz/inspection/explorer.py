@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +13,7 @@ from lazygraph.gc_pause import gc_paused
 from lazyviz import formatters, session
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part
 from lazyviz.draw import panel, svg
-from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by
+from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by, unfold
 from lazyviz.draw.layout import draws_frames
 from lazyviz.draw.model import (
     FROM_CPU,
@@ -184,6 +184,8 @@ class Explorer(Walk["Program"]):
             "check": self._check,
             "measure": self._measure,
             "open": self._open,
+            "close": self._close,
+            "alone": self._alone,
             "inside": self._inside,
             "focus": self._focus,
             "back": self._back,
@@ -213,9 +215,7 @@ class Explorer(Walk["Program"]):
         if not box.members:
             yield from self._input(box, index, ())
         elif len(box.members) > 1:
-            yield panel_reply(
-                panel.group_panel(box, index, self._ops_in(box)), box=index
-            )
+            yield from self._group(box, index)
         else:
             yield from self._node(box.members[0], index)
 
@@ -238,6 +238,33 @@ class Explorer(Walk["Program"]):
             None,
         )
         yield from self._input(box, index, position(request))
+
+    def _group(self, box: Box, index: int) -> Iterator[Reply]:
+        """Tell what a folded box holds and gives, then the value of the last it gives."""
+        results = self._results_of(box)
+        body = panel.group_panel(box, index, self._ops_in(box), results)
+        inspection = self._inspection
+        if inspection is None or not results:
+            yield panel_reply(body, box=index)
+            return
+        node = results[-1].members[0]
+        cost = inspection.cost(node)
+        asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
+        body += f"{panel.heading_html(panel.title_of(results[-1]))}"
+        yield panel_reply(body + panel.cost_html(cost, node, asks=asks), box=index)
+        if not asks:
+            yield panel_reply(body + self._details.value(node, 0, ()), box=index)
+
+    def _results_of(self, box: Box) -> list[Box]:
+        """Return the ops of a folded box that something outside of it reads, or that are outputs."""
+        drawing, place = self._program.drawing, self._program.place
+        within = {place[node] for node in box.members}
+        leave = {start for start, end in drawing.edges if end not in within}
+        return [
+            drawing.boxes[k]
+            for k in sorted(within)
+            if k in leave or drawing.boxes[k].is_root
+        ]
 
     def _node(self, node: int, index: int | None) -> Iterator[Reply]:
         """Tell the facts and the cost first, then the value, unless it would take long."""
@@ -342,10 +369,52 @@ class Explorer(Walk["Program"]):
         if box.kind != "group" and len(box.members) <= 1:
             yield from self._open_call(box)
             return
-        title = path_text(box.path) or box.label
-        yield self._show(
-            title, self._program, inside(self._program.drawing, box.members)
+        view = self._view
+        view.opened.append(box.members)
+        yield self._drawn()
+        if len(self._shown.boxes) > MOST_BOXES:  # there is no room for it here
+            view.opened.pop()
+            self._shown = self._folded()
+            yield from self._alone(request)
+            return
+        wanted = set(box.members)
+        first = next(
+            k for k, each in enumerate(self._shown.boxes) if wanted & set(each.members)
         )
+        title = path_text(box.path) or box.label
+        level = len(view.opened) - 1
+        body = panel.opened_panel(title, self._ops_in(box), level)
+        yield panel_reply(body, box=first)
+
+    def _close(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Fold again what was opened in place, the latest unless a level is named."""
+        opened = self._view.opened
+        if not opened:
+            raise RequestError(
+                "nothing is open in this drawing. Open a folded box first."
+            )
+        last = len(opened) - 1
+        level = number(request, "level", last + 1) if "level" in request else last
+        members = set(opened[level])
+        opened[:] = [each for each in opened if not members.issuperset(each)]
+        del self._view.folded[level + 1 :]
+        yield self._drawn()
+        boxes = self._shown.boxes
+        index = next(k for k, box in enumerate(boxes) if members & set(box.members))
+        box = boxes[index]
+        body = panel.group_panel(box, index, self._ops_in(box), self._results_of(box))
+        yield panel_reply(body, box=index)
+
+    def _alone(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Show what a folded box holds in a drawing of its own."""
+        box = self._shown.boxes[number(request, "box", len(self._shown.boxes))]
+        if len(box.members) <= 1:
+            raise RequestError(
+                f"box {box.label!r} holds nothing more. Choose a folded one."
+            )
+        title = path_text(box.path) or box.label
+        part = inside(self._program.drawing, box.members)
+        yield self._show(title, self._program, part)
         yield panel_reply(self.overview(), box=None)
 
     def _open_call(self, box: Box) -> Iterator[Reply]:
@@ -407,7 +476,10 @@ class Explorer(Walk["Program"]):
             yield panel_reply(self.overview(), box=None)
 
     def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        self._view.folding = choice(request, "by", FOLDINGS)
+        view = self._view
+        view.folding = choice(request, "by", FOLDINGS)
+        view.opened.clear()
+        view.folded.clear()
         yield self._drawn()
 
     def _overlay(self, request: Mapping[str, Any]) -> Iterator[Reply]:
@@ -440,7 +512,17 @@ class Explorer(Walk["Program"]):
 
     def _folded(self) -> DrawGraph:
         view = self._view
-        graph = self._plain = fold_by(view.graph, view.folding, self._budget)
+        made = view.folded
+        if not made:
+            made.append(fold_by(view.graph, view.folding, self._budget))
+        del made[len(view.opened) + 1 :]
+        for members in view.opened[len(made) - 1 :]:
+            graph = made[-1]
+            found = (k for k, box in enumerate(graph.boxes) if box.members == members)
+            index = next(found)
+            made.append(unfold(view.graph, graph, index, self._budget))
+        graph = replace(made[-1], classes=self._program.classes)
+        self._plain = graph
         if draws_frames():
             graph = named_in_frames(graph)
         name = self._chosen_overlay
@@ -514,7 +596,8 @@ def _why_not(error: RuntimeError) -> str:
 
 def _haystack(box: Box) -> str:
     parts = (
-        box.op, box.label, box.detail, box.name, box.site, path_text(box.path), *box.marks,
+        box.op, box.label, box.detail, box.name, box.site, box.library, path_text(box.path),
+        *box.marks,
     )  # fmt: skip
     return " ".join(parts).lower()
 

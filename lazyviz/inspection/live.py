@@ -96,17 +96,35 @@ def live_table(
     heads = "".join(
         _head(title, direction if title == sort else "none") for title in header
     )
+    groups: dict[str, list[str]] = {kind: [] for kind in report.totals}
+    for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True):
+        groups[row.kind].append(
+            f"<tr{_GROWS if row.growth else ''}>"
+            f"{''.join(_cell(t, c) for t, c in zip(header, cells, strict=True))}"
+            f"<td>{' '.join(button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
+        )
     body = "".join(
-        f"<tr{_GROWS if row.growth else ''}>"
-        f"{''.join(_cell(t, c) for t, c in zip(header, cells, strict=True))}"
-        f"<td>{' '.join(button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
-        for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True)
+        _group(kind, report, len(header) + 1) + "".join(listed)
+        for kind, listed in groups.items()
+        if listed
     )
     more = len(rows) - _MAX_ROWS
     rest = f"<p>… and {more:,} more; sort them to see others</p>" if more > 0 else ""
     return (
         f'{notes}<div class="lzl-scroll"><table><thead><tr>'
         f'{heads}<th scope="col">let go</th></tr></thead><tbody>{body}</tbody></table></div>{rest}'
+    )
+
+
+def _group(kind: str, report: LiveReport, columns: int) -> str:
+    """Return the line above the rows of a kind, with their total; empty if there is one kind."""
+    if len(report.totals) == 1:
+        return ""
+    count, nbytes = report.totals[kind]
+    total = f"{text.plural(count, 'tensor')}, {text.size(nbytes)}"
+    return (
+        f'<tr class="lzl-group"><th scope="rowgroup" colspan="{columns}">{markup(kind)}'
+        f"<small> {markup(total)}</small></th></tr>"
     )
 
 

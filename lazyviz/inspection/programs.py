@@ -6,6 +6,7 @@ its nodes. `subjects` says what was given, and makes its forms when somebody ask
 
 from __future__ import annotations
 
+import linecache
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
+    from lazyrt.observe.events import SourceLocation
     from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
 
@@ -48,6 +50,7 @@ class Program:
         name: What it is called in titles.
         drawing: The drawing with nothing folded.
         place: Position in the drawing of each node.
+        classes: Of the modules of the process, by their names.
         overlays: Names of the overlays that it has.
     """
 
@@ -60,6 +63,15 @@ class Program:
         self.place = {
             box.members[0]: i for i, box in enumerate(drawing.boxes) if box.members
         }
+
+    @cached_property
+    def classes(self) -> Mapping[str, str]:
+        """The classes of modules, by their names; none where no program runs here."""
+        if session.runtime() is None:
+            return {}
+        from lazyrt.tools import provenance
+
+        return provenance.module_classes()
 
     @property
     def title(self) -> str:
@@ -77,7 +89,7 @@ class Program:
 
     @property
     def outputs(self) -> int:
-        """How many of its boxes are outputs."""
+        """How many of its boxes are outputs: what autograd saves is none."""
         return sum(box.is_root for box in self.drawing.boxes)
 
     def listing(self) -> str:
@@ -137,9 +149,11 @@ class IrProgram(Program):
         return text.listing(self.graph, _MAX_LISTED)
 
     def facts(self, node: int) -> list[tuple[str, str]]:
-        """Return the version and what is overwritten."""
+        """Return the text of its line, the version and what is overwritten."""
         held = self.inspection.holdings if self.inspection is not None else {}
-        rows: list[tuple[str, str]] = []
+        provenance = self._nodes[node].provenance
+        line = provenance.library or provenance.site
+        rows = [("source", line_text(line) if line is not None else "")]
         for value in self._nodes[node].outputs:
             holding = held.get(value) if value is not None else None
             if holding is None:
@@ -279,7 +293,7 @@ class HloProgram(Program):
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
         super().__init__(
-            name or kind, draw_hlo(graph, kind, inputs, outputs, _site_text)
+            name or kind, draw_hlo(graph, kind, inputs, outputs, site_text)
         )
         self.form = form
         self.graph = graph
@@ -394,7 +408,12 @@ def moved_ops(nodes: dict[int, str]) -> Findings:
     )
 
 
-def _site_text(site: str) -> str:
+def line_text(line: SourceLocation) -> str:
+    """Return the source of a line as it stands in its file or cell; empty where it is gone."""
+    return linecache.getline(line.file, line.line).strip()
+
+
+def site_text(site: str) -> str:
     """Return a line of a lowered program as the IR names it: `cell 3 line 2`, `train.py:41`."""
     file, colon, line = site.rpartition(":")
     current = session.current() if colon else None

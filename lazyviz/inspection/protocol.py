@@ -11,7 +11,7 @@ from __future__ import annotations
 import reprlib
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
 
 from lazyviz.draw import svg
@@ -165,6 +165,10 @@ class View(Generic[ProgramT]):
     program: ProgramT
     graph: DrawGraph  # with nothing folded
     folding: Folding = "auto"
+    opened: list[tuple[int, ...]] = field(default_factory=list)  # boxes, by their nodes
+    folded: list[DrawGraph] = field(
+        default_factory=list
+    )  # with ever more of them opened
 
 
 class Walk(ABC, Generic[ProgramT]):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lazygraph import HloError, graph_of
+from lazygraph import HloError, from_ir, graph_of
 from lazyviz import session
 from lazyviz.draw.boxes import unwrapped
 from lazyviz.inspection.graph_breaks import break_before, break_of, moved_ops
@@ -80,10 +80,12 @@ class Target:
         """Return the graph as plain columns, to be compared."""
         if self.inspection is None and self.step is not None:
             return graph_of_step(runtime, self.step)
-        found = graph_of(self.graph)
-        if self.step is not None:
-            found.name = self.name
-        return found
+        if self.inspection is None:
+            return graph_of(self.graph)
+        held = self.inspection.holdings.items()
+        names = {value: each.name for value, each in held if each.name}
+        name = self.name if self.step is not None else ""
+        return from_ir(self.inspection.graph, name, names)
 
 
 def is_step_name(thing: object) -> bool:

@@ -87,6 +87,7 @@ class Strip(Showable):
         apart: Values that were read one by one; None where none were.
         waiting: Earlier cells' tensors that make the next step's graph bigger, in words.
         breaks: Where new graphs are parts of one step, drawn on its source.
+        curves: What the cell tracked over its steps (`lazyviz.track`); None if nothing.
     """
 
     pending_ops: int = 0
@@ -134,16 +135,20 @@ class Strip(Showable):
     apart: Apart | None = None
     waiting: tuple[str, ...] = ()
     breaks: tuple[Doc, ...] = ()
+    curves: Doc | None = None
 
     def doc(self) -> Doc:
         """Return its line, and below it what made pending ops run; a page folds that."""
         lines = [strip_line(self), *(f"  {line}" for line in strip_notes(self))]
+        if self.curves is not None:
+            lines += [f"  {line}" for line in self.curves.to_text().splitlines()]
         return Doc([Drawn("\n".join(lines), self._html)])
 
     def _html(self) -> str:
         line, details = Fragment(_line_html(self) + _headline(self)), _details(self)
         shown = Fold(line, details).to_html() if details else line
-        return f'<div class="lazyviz-strip" style="{html.FONT}">{shown}</div>'
+        curves = self.curves.to_html() if self.curves is not None else ""
+        return f'<div class="lazyviz-strip" style="{html.FONT}">{shown}{curves}</div>'
 
 
 def strip_line(strip: Strip) -> str:

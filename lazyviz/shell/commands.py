@@ -33,6 +33,8 @@ from lazyviz.views import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lazyviz.inspection.curves import Curves
+    from lazyviz.inspection.programs import Form
     from lazyviz.views import Typed
 
 
@@ -143,6 +145,24 @@ def _timeline(asked: Command) -> Doc:
     if isinstance(shown, timelines.TimelineShown):
         return shown.doc()
     return Doc([Sentence(f"Written to {shown}. https://ui.perfetto.dev opens it.")])
+
+
+@view(
+    "curves",
+    help="what `lazyviz.track(loss=loss)` has taken over the steps, with step time, memory and "
+    "compiles",
+    topic=RESOURCES,
+)
+def _curves(asked: Command) -> Doc:
+    asked.refuse_rest()
+    curves: Curves = asked.session.curves
+    shown = curves.shown(asked.session.steps)
+    if shown is None:
+        raise NothingToShow(
+            "Nothing was tracked yet. Call lazyviz.track(loss=loss) in the loop: it reads the "
+            "loss without a graph break."
+        )
+    return shown.doc()
 
 
 @view(
@@ -520,7 +540,12 @@ def _nan(asked: Command) -> Doc:
     return numerics.of_target(asked.target(asked.rest))
 
 
+_DIFF_FORMS: dict[str, Form] = {_STABLEHLO: "stablehlo", "--hlo": "optimised"}
+
+
 def _two_programs(at: Typed) -> Iterable[str]:
+    if at.start.startswith("-"):
+        return (*_DIFF_FORMS, _EXPORT)
     return (LAST, *at.tensors) if len(at.given) < 2 else ()  # noqa: PLR2004
 
 
@@ -528,7 +553,9 @@ def _two_programs(at: Typed) -> Iterable[str]:
     "diff",
     help={
         "A B": "what differs between two steps, tensors, or programs; `last` is the last step",
-        "last": "the same for the latest new graph and the nearest one before it",
+        "last": "the same for the latest new graph and the nearest one before it; "
+        f"{_STABLEHLO} and --hlo compare what they became, {_EXPORT} FILE writes a page, a .svg "
+        "or a .dot",
     },
     offers=_two_programs,
 )
@@ -537,6 +564,15 @@ def _diff(asked: Command) -> Doc:
 
     runtime = asked.runtime
     words = _words(asked.rest)
+    form: Form = next(
+        (_DIFF_FORMS[word] for word in words if word in _DIFF_FORMS), "ir"
+    )
+    words = [word for word in words if word not in _DIFF_FORMS]
+    target = ""
+    if _EXPORT in words[:-1]:
+        place = words.index(_EXPORT)
+        target = words[place + 1].strip("'\"")
+        del words[place : place + 2]
     if words == [LAST]:
         steps = comparison.last_two(runtime)
         if steps is None:
@@ -550,9 +586,13 @@ def _diff(asked: Command) -> Doc:
             f"%lazy diff takes `last`, or two programs, such as %lazy diff 11 12: steps, "
             f"variables, or paths in quotes; it got {asked.rest!r}. %lazy step lists the steps."
         )
-    programs = [asked.thing(word) for word in words]
+    a, b = (asked.thing(word) for word in words)
     with views.refused(f"%lazy diff {asked.rest}: ", HloError):
-        found = comparison.diff(*programs)
+        found = comparison.diff(a, b, form)
+    if target:
+        with views.refused(f"%lazy diff {asked.rest}: ", OSError):
+            found.save(target)
+        return Doc([Sentence(f"Written to {target}.")])
     return found.doc()
 
 

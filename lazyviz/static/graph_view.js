@@ -5,7 +5,7 @@ const NUMBERS = ["box", "node", "output", "hops", "level", "call"];
 const WORDS = ["form", "name"];
 const HELP = [
   ["Tab", "next op"], ["Enter", "show its value"], ["arrows", "pan"], ["+ −", "zoom"], ["0", "whole drawing"],
-  ["o", "open a folded box, a call or a fusion"], ["f", "what is near"], ["1 … 9", "hops that count as near"],
+  ["o", "open a folded box, a call or a fusion"], ["u", "fold again what was opened last"], ["f", "what is near"], ["1 … 9", "hops that count as near"],
   ["Backspace", "back"], ["/", "search"], ["?", "this help"],
 ];
 const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
@@ -271,6 +271,7 @@ function render({ model, el }) {
     const box = e.target.closest("[data-b]"), number = box && Number(box.dataset.b);
     if ((e.key === "Enter" || e.key === " ") && box) ask({ kind: "select", box: number });
     else if (e.key === "o" && box) ask({ kind: "open", box: number });
+    else if (e.key === "u" && selects.fold.options.length) ask({ kind: "close" });
     else if (e.key === "f" && box && box.dataset.n) ask({ kind: "focus", node: Number(box.dataset.n), hops: Number(hops.value) });
     else if (/^[1-9]$/.test(e.key)) hops.value = e.key;
     else if (e.key === "Backspace" || e.key === "Escape") back();

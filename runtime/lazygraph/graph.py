@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -239,6 +240,18 @@ class Graph:
         found = self._known_origins.get(raw)
         if found is None:
             found = self._known_origins[raw] = self._read_origin(raw)
+        return found
+
+    def with_sites(self, called: Callable[[str], str]) -> Graph:
+        """Return the graph with its source lines as the reader calls them."""
+        read = self._read_origin
+
+        def renamed(raw: Any) -> Origin:
+            origin = read(raw)
+            return origin._replace(site=called(origin.site)) if origin.site else origin
+
+        found = copy(self)
+        vars(found).update(_read_origin=renamed, _known_origins={})
         return found
 
     def scope(self, node: int) -> str:

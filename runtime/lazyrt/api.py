@@ -53,6 +53,7 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import names_of_buffers, set_elsewhere
 from lazyrt.frontend.provenance import running_cell, user_site
+from lazyrt.frontend.referrers import saved_for_backward
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events
@@ -314,7 +315,7 @@ def inspect(*tensors: torch.Tensor | Graph | int) -> Inspection:
                 finished = inspect_finished(*made) if made is not None else None
                 if finished is not None:
                     return finished
-        return Inspection(graph, names_of_buffers(2))
+        return Inspection(graph, saved_for_backward(2) | names_of_buffers(2))
 
 
 def plan(tensor: torch.Tensor) -> str:

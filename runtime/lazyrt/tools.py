@@ -16,17 +16,18 @@ from lazyrt.control.status import Status
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
+from lazyrt.execution.memory import in_use
 from lazyrt.execution.node_values import Lifetime, NodeValues
 from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
-from lazyrt.frontend.reads import require_lazy
+from lazyrt.frontend.reads import Tracked, require_lazy
 from lazyrt.ir.costs import flops, result_bytes, run_ns
-from lazyrt.ir.node import Leaf, Node, Op, Value
+from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 
 __all__ = [
     "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
-    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
-    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
+    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Provenance", "Status", "Summary", "Tracked", "Value",
+    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "in_use", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

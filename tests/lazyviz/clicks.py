@@ -34,6 +34,9 @@ def _of_a_program(widget):
     for box in range(4):
         yield {"kind": "select", "box": box}
         yield {"kind": "open", "box": box}
+        yield {"kind": "alone", "box": box}
+        yield {"kind": "back", "level": 0}
+    yield {"kind": "close"}
     choices = widget.controls
     yield from ({"kind": "fold", "by": by} for by, _ in choices["fold"])
     yield from ({"kind": "overlay", "name": name} for name, _ in choices["overlay"])
@@ -63,6 +66,8 @@ def _of_a_diff(widget):
     yield {"kind": "place", "level": 0}
     yield {"kind": "search", "text": "tanh"}
     yield {"kind": "back", "level": 0}
+    for form, _ in widget.controls.get("form", ()):
+        yield {"kind": "form", "form": form, "go": True}
     yield {"kind": "hello"}
 
 

@@ -236,3 +236,128 @@ def test_a_diff_as_a_cells_result_is_shown_once(lab):
 
     shown = [page for page in displayed(lab, "text/html") if "lzt-diff" in page]
     assert len(shown) == 1
+
+
+LAYERS = """
+import lazyviz
+from torch import nn
+net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6)]).to('lazyrt')
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def train(size, act=torch.tanh):
+    batch = torch.ones(size, 8).to('lazyrt')
+    with lazyrt.step():
+        loss = act(net(batch)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+lazyrt.mark_step()
+train(4); train(5); train(5, torch.relu)
+steps = [record.first_step for record in lazyrt.compiled_graphs()][-3:]
+"""
+
+
+@pytest.fixture
+def trained(lab):
+    """Return a shell, and the views of what another batch and another line changed."""
+    lab.run_cell(LAYERS, store_history=True)
+    steps = lab.user_ns["steps"]
+    return lab, lazyviz.diff(*steps[:2]), lazyviz.diff(*steps[1:])
+
+
+def test_a_diff_opens_on_its_cause_and_folds_what_follows(trained):
+    _, resized, _ = trained
+    explorer = resized.explorer
+    boxes = explorer.shown.boxes
+
+    first = [box for box in boxes if box.is_first]
+    assert [(box.label, box.detail) for box in first] == [
+        ("~ batch", "f32[4,8] → f32[5,8]")
+    ]
+    follow = [box for box in boxes if box.kind == "group"]
+    assert all(
+        box.follows for box in boxes if box.change == "changed" and box not in first
+    )
+    assert len(boxes) < 24 < len(resized.diff.changed)
+    assert "data-first" in explorer.drawing()
+    assert "follows from it" in explorer.legend()
+
+    told = words(panel_of(ask(explorer, kind="select", box=boxes.index(follow[0]))))
+    assert "These changed only because of what they read." in told
+    ask(explorer, kind="open", box=boxes.index(follow[0]))
+    assert len(explorer.crumbs) == 2
+    shown = {member for box in explorer.shown.boxes for member in box.members}
+    assert shown >= set(follow[0].members)
+
+
+def test_a_line_that_changed_is_a_cause_also_where_sizes_changed(trained):
+    lab, _, scaled = trained
+    first, _, last = lab.user_ns["steps"]
+    both = lazyviz.diff(first, last)
+
+    for view in (scaled, both):
+        begun = [box.label for box in view.explorer.shown.boxes if box.is_first]
+        assert any("relu" in label for label in begun), begun
+    assert "~ batch" in [b.label for b in both.explorer.shown.boxes if b.is_first]
+
+
+def test_a_page_switches_between_the_forms_of_two_steps(trained):
+    _, view, _ = trained
+    explorer = view.explorer
+    before = lazyrt.counters()
+
+    assert [form for form, _ in explorer.controls["form"]] == [
+        *("ir", "stablehlo", "hlo", "optimised")
+    ]
+    kinds = {"stablehlo": "MlirModule", "optimised": "HloModule", "ir": "NoneType"}
+    for form, kind in kinds.items():
+        replies = ask(explorer, kind="form", form=form)
+        drawing = next(reply for reply in replies if reply["kind"] == "drawing")
+        assert drawing["controls"]["chosen"]["form"] == form
+        assert type(explorer._program.found.b.source).__name__ == kind
+        assert explorer.title == view.explorer.title
+    sites = {box.site for box in explorer.shown.boxes if box.site}
+    assert sites
+    assert all(site.startswith("cell ") for site in sites)
+    assert lazyrt.counters() == before
+
+
+def test_a_form_that_must_be_compiled_is_offered_with_its_cost(lab):
+    pending = lazyviz.diff(lab.user_ns["x"] + 1, lab.user_ns["x"] * 2 + 1)
+    before = lazyrt.counters()["compiles"]
+
+    (offer, state) = ask(pending.explorer, kind="form", form="optimised")
+
+    assert "XLA compiles a copy" in words(offer["html"])
+    assert state["controls"]["chosen"]["form"] == "ir"
+    with pytest.raises(RequestError):
+        ask(pending.explorer, kind="form", form="ptx")
+    ask(pending.explorer, kind="form", form="optimised", go=True)
+    assert pending.explorer.controls["chosen"]["form"] == "optimised"
+    assert lazyrt.counters()["compiles"] == before
+
+
+def test_a_picture_is_written_as_svg_and_for_graphviz(trained, tmp_path):
+    lab, view, _ = trained
+
+    view.save(tmp_path / "d.svg")
+    view.save(tmp_path / "d.dot")
+    lab.run_cell(f"%lazy diff last --hlo --export {tmp_path}/h.svg", store_history=True)
+
+    assert (tmp_path / "d.svg").read_text("utf-8").startswith("<svg")
+    assert (tmp_path / "d.dot").read_text("utf-8").startswith("digraph")
+    assert "fusion" in (tmp_path / "h.svg").read_text("utf-8")
+
+
+def test_state_of_many_parameters_is_one_entry(lab):
+    lab.run_cell(
+        LAYERS.replace("train(4); train(5); train(5, torch.relu)", "train(4)")
+        + "optimizer = torch.optim.Adam(net.parameters())\ntrain(4)",
+        store_history=True,
+    )
+    first, second = [record.first_step for record in lazyrt.compiled_graphs()][-2:]
+
+    text = str(lazyviz.diff(first, second))
+
+    assert "inputs `exp_avg` of 12 parameters, " in text
+    assert "`exp_avg_sq` of 12 parameters are new" in text
+    assert "another order" not in text

@@ -143,15 +143,72 @@ def test_a_folded_box_opens_and_the_way_back_is_kept(network):
     assert len(explorer.shown.boxes) <= 8
     index = next(i for i, b in enumerate(explorer.shown.boxes) if len(b.members) > 1)
 
-    (group,) = ask(explorer, kind="select", box=index)
-    opened, said = ask(explorer, kind="open", box=index)
+    group, _ = ask(explorer, kind="select", box=index)
+    opened, said = ask(explorer, kind="alone", box=index)
 
-    assert 'data-kind="open"' in group["html"]
+    assert 'data-kind="alone"' in group["html"]
     assert len(opened["crumbs"]) == 2
     assert f"<h4>{opened['crumbs'][1]}</h4>" in said["html"]
     back, said = ask(explorer, kind="back", level=0)
     assert back["crumbs"] == ["whole graph"]
     assert said["html"] == explorer.overview()
+
+
+def folded_boxes(explorer):
+    boxes = explorer.shown.boxes
+    return [index for index, box in enumerate(boxes) if len(box.members) > 1]
+
+
+def test_a_folded_box_opens_where_it_stands_and_folds_again(network):
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=8)
+    before = explorer.shown
+    index = folded_boxes(explorer)[0]
+    box = before.boxes[index]
+
+    opened, told = ask(explorer, kind="open", box=index)
+
+    assert opened["crumbs"] == ["whole graph"]
+    boxes = explorer.shown.boxes
+    assert boxes[:index] == before.boxes[:index]
+    assert boxes[-1] == before.boxes[-1]
+    assert len(boxes) > len(before.boxes)
+    everything = sorted(node for each in boxes for node in each.members)
+    assert everything == sorted(explorer._program.place)
+    assert set(box.members) & set(boxes[told["box"]].members)
+    assert 'data-kind="close" data-level="0"' in told["html"]
+    reachable = {end for _, end in explorer.shown.edges}
+    assert reachable >= {k for k, each in enumerate(boxes) if k and each.members}
+
+    ask(explorer, kind="close")
+    assert explorer.shown == before
+    with pytest.raises(RequestError, match="nothing is open"):
+        ask(explorer, kind="close")
+
+
+def test_opening_within_what_is_open_folds_with_it(network):
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=4)
+    before = explorer.shown
+    ask(explorer, kind="open", box=folded_boxes(explorer)[0])
+    once = explorer.shown
+    ask(explorer, kind="open", box=folded_boxes(explorer)[0])
+    assert len(explorer.shown.boxes) > len(once.boxes)
+
+    ask(explorer, kind="close", level=0)
+
+    assert explorer.shown == before
+
+
+def test_a_folded_box_shows_the_value_of_what_it_gives(network):
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=4)
+    index = folded_boxes(explorer)[-1]
+    before = lazyrt.pending_graph().fingerprint
+
+    *_, told = ask(explorer, kind="select", box=index)
+
+    last = explorer.shown.boxes[index].members[-1]
+    assert f'data-value="{last}"' in told["html"]
+    assert "<th>gives</th>" in told["html"]
+    assert lazyrt.pending_graph().fingerprint == before
 
 
 def test_before_anything_is_chosen_the_panel_tells_what_the_program_holds(explorer):
@@ -327,3 +384,39 @@ def test_a_click_on_heavy_work_asks_before_it_runs(clean_runtime):
     assert re.search(r"8 ops to run, (about )?[\d.]+ (to [\d.]+ )?(s|min)", panels[0])
     assert 'data-kind="value"' in panels[0]
     assert dict(lazyrt.counters()) == before
+
+
+def test_modules_have_their_class_and_ops_the_text_of_their_line(network):
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=8)
+    node = node_named(explorer, "aten.relu.default")
+    ask(explorer, kind="fold", by="module")
+    titles = [box.label for box in explorer.shown.boxes if box.kind == "group"]
+
+    *_, told = ask(explorer, kind="node", node=node)
+
+    assert any(title.endswith(": Linear") for title in titles)
+    assert "<th>source</th>" in told["html"]
+    assert "relu(" in told["html"].split("<th>source</th>")[1][:200]
+
+
+def test_what_autograd_saves_is_no_output_of_the_program(lab):
+    lab.run_cell(
+        "w = torch.ones(3, device='lazyrt', requires_grad=True)\ny = (w * 2).exp().sum()",
+        store_history=True,
+    )
+    lab.run_cell("import lazyviz\nview = lazyviz.explore()", store_history=True)
+    explorer = lab.user_ns["view"].explorer
+
+    marks = {
+        box.op: "saved" in box.marks
+        for box in explorer._program.drawing.boxes
+        if box.is_root or box.marks
+    }
+
+    assert marks.pop("aten.ones.default") is False
+    assert marks == {"aten.exp.default": True, "aten.sum.default": False}
+    assert "2 outputs" in explorer.title
+    words = explorer.overview()
+    outputs, saved = words.split("saved for backward")
+    assert "y = sum" in outputs
+    assert "exp" in saved.split("</td>")[0]

@@ -476,3 +476,25 @@ def test_a_notebook_goes_on_after_a_step_that_did_not_fit(lab, capsys):
     run(lab, "del huge", "y.sum().item()")
 
     assert lab.user_ns["Out"][max(lab.user_ns["Out"])] == 18.0
+
+
+def test_the_page_groups_tensors_by_what_they_are_with_totals(lab):
+    lab.run_cell(
+        "net = torch.nn.Linear(4, 2).to('lazyrt')\n"
+        "optimizer = torch.optim.Adam(net.parameters())\n"
+        "net(torch.ones(3, 4).to('lazyrt')).sum().backward()\noptimizer.step()",
+        store_history=True,
+    )
+    table = live.LiveTable(lazyrt, lab)
+
+    for column in ("size", "age"):
+        (shown,) = table.handle({"kind": "sort", "column": column})
+        groups = re.findall(
+            r'class="lzl-group"><th[^>]*>([\w ]+)<small> ([^<]+)', shown["html"]
+        )
+        assert [kind for kind, _ in groups] == [
+            *("parameters", "gradients", "optimizer state", "others")
+        ]
+        totals = dict(groups)
+        assert totals["parameters"] == "2 tensors, 40 bytes"
+        assert totals["optimizer state"] == "4 tensors, 80 bytes"

@@ -24,6 +24,7 @@ from lazyviz.draw import layout as dot
 from lazyviz.draw import panel, svg
 from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.program_dumps import Programs
+from lazyviz.inspection import curves
 from lazyviz.inspection.comparison import DiffExplorer, DiffView, MinimisedView
 from lazyviz.inspection.live import Target, answer, live_table, question
 from lazyviz.render import html
@@ -227,7 +228,11 @@ def pages(payload):
     first, group = graph.boxes
     yield "node", panel.node_facts(first, upstream=[first], downstream=[group])
     yield "input", panel.input_facts(first)
-    yield "group", panel.group_panel(group, 0, [first])
+    yield "group", panel.group_panel(group, 0, [first], [first])
+    yield "opened", panel.opened_panel(payload, [first], 0)
+    point = curves.Point(1, 0.5, 1)
+    compiled = (curves.Compiled(1, payload),)
+    yield "curves", curves.Shown({payload: (point,)}, compiled).doc().to_html()
     yield "error", panel.refusal_html(payload)
     yield "found", panel.found_html(payload, graph.boxes, 9)
     explorer = DiffExplorer(difference(payload))

@@ -52,7 +52,7 @@ def state(name, text):
         box, group = graph.boxes
         parts = [
             panel.node_facts(box, upstream=[box], downstream=[group], python=text),
-            panel.group_panel(group, 0, [box]),
+            panel.group_panel(group, 0, [box], [box]),
             panel.found_html(text, graph.boxes, 9),
             panel.refusal_html(text),
         ]

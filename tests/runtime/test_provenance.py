@@ -350,3 +350,37 @@ def test_places_are_remembered_within_bounds(monkeypatch):
         assert nodes(y)[0].provenance.site.file == f"{number}.py"
         assert len(provenance._sites) <= 3
         assert len(provenance._library_files) <= 3
+
+
+LIBRARY = """
+from torch import nn
+
+class Block(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        return helper(y)
+
+def helper(y):
+    return y.tanh()
+"""
+
+
+def test_an_op_of_a_librarys_model_knows_the_librarys_line_and_the_users(tmp_path):
+    path = str(tmp_path / "site-packages" / "modelling.py")
+    library: dict[str, Any] = {"__name__": "modelling"}
+    exec(compile(LIBRARY, path, "exec"), library)  # noqa: S102 - our own text
+    x = torch.ones(2, device=DEVICE, requires_grad=True)
+    outer = nn.Sequential(library["Block"]())
+
+    y = outer(x)
+    y.sum().backward()
+
+    mul, tanh = (node.provenance for node in nodes(y)[-2:])
+    assert [str(each.library) for each in (mul, tanh)] == [
+        *("modelling.py:6", "modelling.py:10")
+    ]
+    assert mul.site.file == tanh.site.file == HERE
+    backward = next(n for n in nodes(x.grad) if n.op.name.startswith("aten.tanh_back"))
+    assert backward.provenance.backward.forward.library == tanh.library
+    assert nodes(x + 1)[0].provenance.library is None
+    assert provenance.module_classes()["0"] == "Block"

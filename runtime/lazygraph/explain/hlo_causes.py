@@ -35,6 +35,7 @@ _MOST = 3
 _MAX_INSIDE = 12
 _CLIP = 60
 _LEAVES = frozenset({PARAMETER, CONSTANT})
+_NUMBERS = frozenset(("float", "int", "rng"))  # kinds of inputs, as attributes
 _OTHERWISE = re.compile(r"#|sharding|replica_groups|source_target_pairs|device_list")
 
 
@@ -83,7 +84,49 @@ def _where(graph: Graph, nodes: Iterable[int]) -> str:
 
 
 def _name(graph: Graph, node: int) -> str:
-    return graph.origin(node).op_name or graph.names[node]
+    return (
+        graph.origin(node).op_name or graph.holders.get(node, "") or graph.names[node]
+    )
+
+
+def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
+    """Return what inputs or outputs are called, the state of several parameters in one entry.
+
+    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more".
+
+    Args:
+        graph: The program.
+        nodes: Inputs or outputs of it.
+        most: How many entries there are at most, but for the last.
+    """
+    inputs = (node for node in range(len(graph)) if graph.ops[node] == PARAMETER)
+    names = {_name(graph, node) for node in inputs}
+    with_state = {
+        owner
+        for name in {*names, *graph.holders.values()}
+        if (owner := name.rpartition(".")[0]) in names
+    }
+    alike: dict[str, list[int]] = {}
+    for node in nodes:
+        name = _name(graph, node)
+        owner, _, slot = name.rpartition(".")
+        if graph.attrs[node] in _NUMBERS and graph.ops[node] == PARAMETER:
+            key = "{} numbers"
+        elif owner in with_state:
+            key = f"`{slot}` of {{}} parameters"
+        else:
+            key = "{} parameters" if name in with_state else f"{node}"
+        alike.setdefault(key, []).append(node)
+    entries = []
+    for key, group in alike.items():
+        first = f"`{_name(graph, group[0])}` {graph.types[group[0]]}"
+        words = key.format(f"{len(group):,}") if len(group) > 1 else first
+        entries.append((len(group), words))
+    rest = sum(count for count, _ in entries[most:])
+    return [
+        *(words for _, words in entries[:most]),
+        *([f"and {rest:,} more"] if rest else []),
+    ]
 
 
 def _shown(value: str | None, none: str = "not given") -> str:
@@ -271,10 +314,9 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     for graph, unmatched, counted, what in sides:
         nodes = [n for n in unmatched if graph.ops[n] == PARAMETER and n not in counted]
         if nodes:
-            names = [f"`{_name(graph, n)}` {graph.types[n]}" for n in nodes[:_MOST]]
-            rest = f" and {len(nodes) - _MOST:,} more" if len(nodes) > _MOST else ""
+            names = ", ".join(called(graph, nodes, _MOST)).replace(", and ", " and ")
             noun, is_ = ("input", "is") if len(nodes) == 1 else ("inputs", "are")
-            yield f"{noun} {', '.join(names)}{rest} {is_} {what}"
+            yield f"{noun} {names} {is_} {what}"
 
 
 def _placement(found: GraphDiff) -> Iterator[str]:
@@ -359,16 +401,24 @@ def _outputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
         if not outputs:
             continue
         node = outputs[0]
+        is_named = len(outputs) > 1 and all(map(graph.holders.get, outputs))
         first = f"{graph.names[node]} {graph.types[node]}{_where(graph, [node])}"
         noun = "call with an effect" if _EFFECT.search(graph.attrs[node]) else "output"
         many = f" (and {len(outputs) - 1:,} more)" if len(outputs) > 1 else ""
+        it = "them" if is_named else "it"
         if count := len(_alone(graph, outputs, nodes)):
-            needed = f"with {plural(count, 'op')} for it alone"
+            needed = f"with {plural(count, 'op')} for {it} alone"
         else:
             needed = (
-                "and other ops need it too" if node in nodes else "and both compute it"
+                f"and other ops need {it} too"
+                if node in nodes
+                else f"and both compute {it}"
             )
-        yield f"{noun} {first} is {what}{many}, {needed}"
+        if is_named:
+            listed = ", ".join(called(graph, outputs, _MOST)).replace(", and ", " and ")
+            yield f"outputs {listed} are {what}, {needed}"
+        else:
+            yield f"{noun} {first} is {what}{many}, {needed}"
 
 
 def _alone(graph: Graph, outputs: Iterable[int], inside: set[int]) -> set[int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
 from lazygraph.gc_pause import gc_paused
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _DTYPES = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
@@ -21,7 +24,9 @@ GETITEM = "getitem"
 
 
 @gc_paused
-def from_ir(graph: Any, name: str = "") -> Graph:
+def from_ir(
+    graph: Any, name: str = "", called: Mapping[Any, str] | None = None
+) -> Graph:
     """Return a snapshot of a graph of the runtime.
 
     It holds labels, ids and provenance: no tensor, no device data, no node of the IR.
@@ -30,8 +35,9 @@ def from_ir(graph: Any, name: str = "") -> Graph:
         graph: A `lazyrt.Graph`, or its canonical form: what has `nodes` and `roots`.
         name: By default the fingerprint, shortened, if it is known already: to work it out
             takes longer than all the rest.
+        called: What the user calls values, inputs and outputs among them.
     """
-    return _IrReader(name or _known_name(graph)).read(graph)
+    return _IrReader(name or _known_name(graph)).read(graph, called or {})
 
 
 def _known_name(graph: Any) -> str:
@@ -97,7 +103,10 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
                 origin=origin,
             )
         whole.append(added)
-    return builder.finish([result(root) for root in snapshot.roots])
+    roots = [result(root) for root in snapshot.roots]
+    for position, held in snapshot.root_names.items():
+        builder.holders.setdefault(roots[position], held.text)
+    return builder.finish(roots)
 
 
 def _scope(module: str, *, is_backward: bool) -> str:
@@ -189,7 +198,7 @@ class _IrReader:
         # This spares all but a hundred nodes the texts.
         self._known: dict[Any, _Known] = {}
 
-    def read(self, graph: Any) -> Graph:
+    def read(self, graph: Any, called: Mapping[Any, str]) -> Graph:
         ids, known, builder = self._ids, self._known, self._builder
         add_kind, add_operands = builder.kinds.append, builder.operands.append
         add_name, add_origin = builder.names.append, builder.origins.append
@@ -212,7 +221,11 @@ class _IrReader:
             add_name(node.id)
             add_origin(node.provenance)
             add_ancestor_key(node.digest)
-        return builder.finish([self._id(root) for root in graph.roots])
+        roots = [self._id(root) for root in graph.roots]
+        for value, name in called.items():
+            if value in ids:
+                builder.holders.setdefault(ids[value], name)
+        return builder.finish(roots)
 
     def _meet(self, node: Any) -> _Known:
         """Return what nodes of a spec share that is met for the first time."""

@@ -20,7 +20,7 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import completion
-from lazyrt.ir.live import live_buffers
+from lazyrt.ir.live import ready_buffers
 from lazyrt.ir.node import nbytes_of, type_text
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def in_use() -> int:
     """Return the size of the data of all live tensors, each counted once."""
     sizes = {
         id(data): data.nbytes
-        for data in (buffer.data for buffer in live_buffers())
+        for data in (buffer.data for buffer in ready_buffers())
         if isinstance(data, jax_compat.Array) and not data.is_deleted()
     }
     return sum(sizes.values())

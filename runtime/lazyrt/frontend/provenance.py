@@ -369,6 +369,10 @@ class _Code(dict[int, SourceLocation]):
         return site
 
 
+class _Package(_Code):
+    """A code object of an installed package other than torch, such as a model's."""
+
+
 class _Skipped:
     """A code object that is no line of the user's: of the call of a module, or a generated one."""
 
@@ -395,6 +399,8 @@ def _learn(code: CodeType) -> _Code | _Skipped | weakref.ref[CodeType]:
         known = _Skipped(reference, is_call=not is_generated(code.co_filename))
     elif not is_library(code):
         known = _Code(reference)
+    elif is_packages(code.co_filename):
+        known = _Package(reference)
     _codes[number] = known
     return known
 
@@ -431,7 +437,7 @@ def _find_anchor(frame: FrameType | None) -> _Anchor | None:
     outward: list[SourceLocation] = []
     for each in reversed(frames):
         known = _codes[id(each.f_code)]
-        if known.__class__ is _Plain:
+        if known.__class__ is _Plain or known.__class__ is _Package:
             continue
         flags = each.f_code.co_flags
         if not isinstance(known, _Code) or flags & (_HAS_VARIABLES | _IN_PIECES):
@@ -452,26 +458,28 @@ class Walk:
         origin: The provenance that all of the call's ops have, once that is known.
     """
 
-    __slots__ = ("compiled", "module", "origin", "stack")
+    __slots__ = ("compiled", "library", "module", "origin", "stack")
 
     def __init__(self) -> None:
         self.stack: tuple[SourceLocation, ...] | None = None
+        self.library: SourceLocation | None = None
         self.module = ""
         self.compiled: Original | None = None
         self.origin: Provenance | None = None
 
 
-_Found = tuple[tuple[SourceLocation, ...], str, Original | None]
+_Found = tuple[tuple[SourceLocation, ...], str, Original | None, SourceLocation | None]
 
 
 def _walk(start: FrameType | None) -> _Found:
-    """Return what the stack tells: `stack`, `module` and `compiled` of a `Walk`."""
+    """Return what the stack tells: `stack`, `module`, `compiled` and `library` of a `Walk`."""
     anchor: _Anchor | None = live.anchor
     held = None if anchor is None else anchor.frame
     codes = _codes
     stack: list[SourceLocation] = []
     calls: list[FrameType] = []
     compiled: Original | None = None
+    library: SourceLocation | None = None
     frame = start
     while frame is not None and frame is not held:
         try:
@@ -479,8 +487,11 @@ def _walk(start: FrameType | None) -> _Found:
         except KeyError:
             known = _learn(frame.f_code)
         if known.__class__ is not _Plain:
-            if isinstance(known, _Code):
+            if known.__class__ is _Code:
                 stack.append(known[frame.f_lasti])
+            elif known.__class__ is _Package:
+                if library is None and not stack:
+                    library = known[frame.f_lasti]
             elif known.is_call:  # type: ignore[union-attr]
                 calls.append(frame)
             else:
@@ -494,7 +505,8 @@ def _walk(start: FrameType | None) -> _Found:
     if len(stack) > _MAX_STACK:
         del stack[_MAX_STACK:]
     stack.reverse()
-    return tuple(stack), _module_called(calls) if calls else "", compiled
+    module = _module_called(calls) if calls else ""
+    return tuple(stack), module, compiled, library if stack else None
 
 
 def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
@@ -508,13 +520,15 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     """
     global _latest
     if walk is None or walk.stack is None:
-        stack, module, compiled = _walk(sys._getframe(depth))
+        stack, module, compiled, library = _walk(sys._getframe(depth))
         if walk is not None:
             walk.stack, walk.module, walk.compiled = stack, module, compiled
+            walk.library = library
     elif walk.origin is not None:
         return walk.origin
     else:
         stack, module, compiled = walk.stack, walk.module, walk.compiled
+        library = walk.library
     if compiled is not None:
         return _of_compiled(compiled, stack)
     scope, name = active.labels()
@@ -546,9 +560,12 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
         or latest.module != module
         or latest.scope != scope
         or latest.step != name
+        or latest.library != library
     ):
         site = stack[-1] if stack else None
-        latest = _latest = Provenance(site, module, backward, stack, scope, name)
+        latest = _latest = Provenance(
+            site, module, backward, stack, scope, name, library
+        )
     if walk is not None and (backward is None or backward.sequence in _forwards.ops):
         walk.origin = latest
     return latest
@@ -623,9 +640,11 @@ def _of_compiled(compiled: Original, around: tuple[SourceLocation, ...]) -> Prov
     stack = (*around, *inner)[-_MAX_STACK:]
     site = stack[-1] if stack else None
     running = autograd_node()
+    innermost = compiled.stack[-1:]
+    library = innermost[0] if innermost and is_packages(innermost[0].file) else None
     if running is None:
-        return Provenance(site, compiled.module, None, stack, scope, name)
-    forward = Provenance(site, compiled.module, None, stack, scope)
+        return Provenance(site, compiled.module, None, stack, scope, name, library)
+    forward = Provenance(site, compiled.module, None, stack, scope, "", library)
     called_at = around[-1] if around else site
     return Provenance(
         called_at, compiled.module, BackwardOf(*running, forward), around, scope, name
@@ -730,6 +749,21 @@ def site_in(file: str, line: int, function: str) -> SourceLocation:
         cell = _cell_namer(file) if _cell_namer is not None else None
         site = _sites[place] = SourceLocation(*place, cell)
     return site
+
+
+def module_classes() -> dict[str, str]:
+    """Return the class of each module that is there and has recorded ops, by qualified name.
+
+    A name that modules of several classes have, of different models, is left out.
+    """
+    found: dict[str, str] = {}
+    twice: set[str] = set()
+    for names in list(_module_names.values()):
+        for module, name in list(names.items()):
+            kind = type(module).__name__
+            if found.setdefault(name, kind) != kind:
+                twice.add(name)
+    return {name: kind for name, kind in found.items() if name not in twice}
 
 
 def _path(modules: list[torch.nn.Module]) -> str:

@@ -641,6 +641,73 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
 # Copies of lazy tensors that later steps cannot change.
 
 
+class Tracked:
+    """The number that a tensor of one element has now, whatever is written to it later.
+
+    A pending one is a result of its step, as it would be for a variable that holds it: where the
+    program keeps the value anyway, the step stays as it is. Nothing is run or waited for.
+
+    Attributes:
+        step: The step that computes it, or had computed it.
+
+    Args:
+        tensor: On the lazy device.
+
+    Raises:
+        UsageError: It has several elements, is complex, or is not on the lazy device.
+    """
+
+    __slots__ = ("_buffer", "_data", "step")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        require_lazy(tensor, "track()")
+        if tensor.numel() != 1 or tensor.is_complex():
+            kind = type_text(tuple(tensor.shape), tensor.dtype)
+            raise UsageError(
+                f"track() got {kind}, which is not one real number, so there is no curve to draw. "
+                "Reduce it first, as in track(loss=loss.mean())."
+            )
+        self._buffer: Buffer | None = None
+        self._data: Any = None
+        with lock:
+            state = state_of(tensor)
+            if state.is_pending:
+                self.step = pending.number
+                self._buffer = Buffer(value_of(tensor))
+                pending.buffers[self._buffer] = None
+                return
+            self.step = self.step_now()
+            found = _known_data(state)
+            if found is None:  # a view of what has run
+                found = state_of(snapshot(tensor)).base.data
+            self._data = jax_compat.copy(found)
+
+    @staticmethod
+    def step_now() -> int:
+        """Return the step that is pending, else the last one that ran."""
+        return pending.number - (not pending.buffers)
+
+    def settle(self) -> float | None:
+        """Return the number once it is there, without waiting; before a barrier, leave its memory.
+
+        Raises:
+            LostValueError: Its step was dropped, so it will never be there.
+        """
+        with lock:
+            buffer = self._buffer
+            if buffer is not None:
+                if buffer.is_pending:
+                    return None
+                require_data(buffer)
+                data = _known_data(buffer)
+                self._buffer = None
+                # The step that comes may give this memory away, as if nobody had looked.
+                self._data = data if data.is_ready() else jax_compat.copy(data)
+        if not self._data.is_ready():
+            return None
+        return float(jax_compat.on_host(self._data).reshape(()))
+
+
 def copied(thing: Any) -> Any:
     """Return `thing` with the lazy tensors in it, and in its lists, tuples and dicts, copied.
 

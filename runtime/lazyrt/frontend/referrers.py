@@ -88,6 +88,17 @@ def holders_of_buffers(
         }
 
 
+def saved_for_backward(depth: int = 1) -> dict[int, Name]:
+    """Return the buffers that autograd alone holds, by identity, under a name without a text."""
+    held = holders_of_buffers(depth=depth + 1)
+    saved = Name("", AUTOGRAD)
+    return {
+        key: saved
+        for key, found in held.items()
+        if found.places and all(place.holder == AUTOGRAD for place in found.places)
+    }
+
+
 def _distinct(found: list[Name]) -> tuple[Name, ...]:
     """Return places without second mentions: a local as a global, `_4` beside `Out[4]`."""
     once = tuple({name.text: name for name in reversed(found)}.values())[::-1]
@@ -205,6 +216,8 @@ def _of_exception(name: Name, error: BaseException) -> Iterator[tuple[Name, Any]
         yield Name(f"{name.text}.args[{number}]", holder), item
     for key, item in list(vars(error).items()):
         yield Name(f"{name.text}.{key}", holder), item
+    if isinstance(error, AttributeError):  # its object is in no dictionary
+        yield Name(f"{name.text}.obj", holder), error.obj
     for other in (error.__cause__, error.__context__):
         if other is not None:
             yield name, other

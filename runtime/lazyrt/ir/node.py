@@ -51,6 +51,8 @@ class Provenance:
         scope: Labels of the open `scope()` blocks, joined by `/`; for a backward op recorded
             outside of any, those of its forward op.
         step: Name of the innermost open `step()`, empty outside of steps and in a nameless one.
+        library: The line of an installed package that recorded it for the user's line, such as
+            one of a model's implementation; None where that line recorded it itself.
     """
 
     site: SourceLocation | None
@@ -59,6 +61,7 @@ class Provenance:
     stack: tuple[SourceLocation, ...] = ()
     scope: str = ""
     step: str = ""
+    library: SourceLocation | None = None
 
     @property
     def path(self) -> str:
