@@ -342,6 +342,18 @@ def _report(asked: Command) -> Doc:
 
 
 @view(
+    "doctor",
+    help="check versions, device, cache folder, processors, memory and settings; say what to do",
+    topic=RESOURCES,
+)
+def _doctor(asked: Command) -> Doc:
+    from lazyviz.inspection import doctor
+
+    asked.refuse_rest()
+    return doctor.doc(doctor.checks(sessions.runtime(), asked.shell))
+
+
+@view(
     "help",
     magic="[NAME]",
     help="this text, or what it says of one subcommand",

@@ -16,6 +16,7 @@ from lazyrt.control.status import Status
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
+from lazyrt.execution.memory import available as available_memory
 from lazyrt.execution.node_values import Lifetime, NodeValues
 from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
@@ -27,6 +28,6 @@ from lazyrt.ir.node import Leaf, Node, Op, Value
 __all__ = [
     "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
     "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
-    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
+    "available_memory", "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip
