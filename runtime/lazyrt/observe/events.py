@@ -586,9 +586,10 @@ Listener = Callable[[Event], None]
 # Like every lock here, it can be taken again: a garbage collection runs finalisers anywhere.
 _lock = threading.RLock()
 _subscriptions: tuple[Subscription, ...] = ()
-# Generated kernels test this list's truth for every op: it is non-empty only while somebody
-# listens to OpRecorded, and its identity never changes.
+# Generated kernels test this list's truth for every op, and scopes the other's at their ends: it
+# is non-empty only while somebody listens to that kind, and its identity never changes.
 op_listeners: list[Subscription] = []
+scope_listeners: list[Subscription] = []
 
 
 class Subscription(Closing):
@@ -606,8 +607,9 @@ class Subscription(Closing):
         global _subscriptions
         with _lock:
             _subscriptions = tuple(s for s in _subscriptions if s is not self)
-            if self in op_listeners:
-                op_listeners.remove(self)
+            for listeners in (op_listeners, scope_listeners):
+                if self in listeners:
+                    listeners.remove(self)
 
 
 def subscribe(
@@ -633,6 +635,8 @@ def subscribe(
         _subscriptions = (*_subscriptions, subscription)
         if any(issubclass(OpRecorded, kind) for kind in kinds):
             op_listeners.append(subscription)
+        if not kinds or any(issubclass(ScopeFinished, kind) for kind in kinds):
+            scope_listeners.append(subscription)
     return subscription
 
 

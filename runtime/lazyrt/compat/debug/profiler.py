@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
+
+import jax
 
 import lazyrt
 from lazyrt.compat.common import INTERNAL, NO_SERVER, Block, refuse
@@ -36,8 +37,8 @@ _log = logging.getLogger(__name__)
 _MAX_PORT = 65_535
 
 
-class Trace(Block):
-    """A labelled block: on the timeline, and as a scope of its ops.
+class Trace(lazyrt.scope):
+    """A labelled block, or each call of a function: on the timeline, and as a scope of its ops.
 
     A barrier inside raises ScopeError, whose text is the original's with the lines and the fix.
 
@@ -46,48 +47,46 @@ class Trace(Block):
         kwargs: Facts for the timeline.
     """
 
+    __slots__ = ("_facts",)
+
     def __init__(self, name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.name = name
+        lazyrt.scope.__init__(self, name)
         self._facts = kwargs
 
-    def _enter(self, stack: contextlib.ExitStack) -> None:
-        import jax
-
-        stack.enter_context(jax.profiler.TraceAnnotation(self.name, **self._facts))
-        stack.enter_context(lazyrt.scope(self.name))
+    def _annotation(self) -> jax.profiler.TraceAnnotation:
+        return jax.profiler.TraceAnnotation(self.name, **self._facts)
 
 
 def trace_me(scope: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator: each call of the function is a block labelled `scope`, a `Trace`."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            with Trace(scope):
-                return function(*args, **kwargs)
-
-        return traced
-
-    return decorate
+    return Trace(scope)
 
 
-class StepTrace(Trace):
-    """A labelled block that is one step: it ends in a barrier.
+class _Label(lazyrt.scope):
+    """A scope whose step is on the profile already."""
+
+    __slots__ = ()
+    _is_annotated = False
+
+
+class StepTrace(Block, Trace):
+    """A labelled block that is one step, or each call of a function: it ends in a barrier.
 
     Args:
         name: The label.
         kwargs: Facts for the timeline; `step_num` is the step's number.
     """
 
-    def _enter(self, stack: contextlib.ExitStack) -> None:
-        import jax
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        Block.__init__(self)
+        Trace.__init__(self, name, **kwargs)
 
+    def _enter(self, stack: contextlib.ExitStack) -> None:
         number = self._facts.get("step_num")
         annotation = jax.profiler.StepTraceAnnotation(self.name, **self._facts)
         stack.enter_context(annotation)
         stack.enter_context(lazyrt.step(self.name, number, on_read="allow"))
-        stack.enter_context(lazyrt.scope(self.name))  # ends before the step's barrier
+        stack.enter_context(_Label(self.name))  # ends before the step's barrier
 
 
 def start_server(port: int, only_on_master: bool = True) -> Any:
@@ -98,8 +97,6 @@ def start_server(port: int, only_on_master: bool = True) -> Any:
     Raises:
         RuntimeError: The port is invalid or busy.
     """
-    import jax
-
     if not 0 < port <= _MAX_PORT:
         raise RuntimeError(
             f"start_server() got port {port}, which is none. Give a free one from 1024 to "
@@ -111,13 +108,9 @@ def start_server(port: int, only_on_master: bool = True) -> Any:
 
 def start_trace(log_dir: str, options: Any = None) -> None:
     """Record a trace from now on, with jax's profiler."""
-    import jax
-
     jax.profiler.start_trace(log_dir)
 
 
 def stop_trace() -> None:
     """End the trace and write it."""
-    import jax
-
     jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
