@@ -69,6 +69,7 @@ from lazyrt.api import (
 from lazyrt.config import config
 from lazyrt.control import dynamo
 from lazyrt.control.automatic import optimizer_step
+from lazyrt.control.capture import ProfilerServer
 from lazyrt.control.closures import add_step_closure, wait_for_closures
 from lazyrt.control.dynamo import dynamo_backend
 from lazyrt.control.live_tensors import LiveReport, LiveTensor
@@ -88,7 +89,7 @@ from lazyrt.observe.events import subscribe
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "activity", "add_step_closure",
+    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "ProfilerServer", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",

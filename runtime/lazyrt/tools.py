@@ -9,6 +9,8 @@ from __future__ import annotations
 from lazygraph.explain.why import differences
 from lazygraph.repeat import rounds_in
 from lazygraph.snapshot import Name
+from lazyrt.control.capture import Captured, Making, add_kind, capture
+from lazyrt.control.capture import Request as CaptureRequest
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
@@ -26,8 +28,8 @@ from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
-    "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
+    "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Making", "Name", "Node",
     "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
-    "available_memory", "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
+    "add_kind", "available_memory", "capture", "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

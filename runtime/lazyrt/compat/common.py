@@ -19,10 +19,6 @@ ONE_DEVICE = (
     "torch_xla's names act on one replica in lazyrt. With one leave the call out; with several use "
     "torch.distributed after init_process_group('lazyrt')"
 )
-NO_SERVER = (
-    "a capture from another process needs a profiler client that is not part of lazyrt. Use "
-    "start_trace() and stop_trace() in the program itself"
-)
 INTERNAL = "it is part of torch_xla's inner workings, which lazyrt does not have"
 
 
