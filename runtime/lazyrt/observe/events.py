@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -587,8 +588,12 @@ Listener = Callable[[Event], None]
 _lock = threading.RLock()
 _subscriptions: tuple[Subscription, ...] = ()
 # Generated kernels test this list's truth for every op: it is non-empty only while somebody
-# listens to OpRecorded, and its identity never changes.
-op_listeners: list[Subscription] = []
+# listens to OpRecorded or watches for pauses, and its identity never changes.
+op_listeners: list[object] = []
+# When the last op ended meanwhile, of `time.perf_counter_ns`, and how much later the next one must
+# end for its kernel to tell of it.
+op_clock = [0, -1]
+_PAUSES = "a watch for pauses"
 
 
 class Subscription(Closing):
@@ -608,6 +613,7 @@ class Subscription(Closing):
             _subscriptions = tuple(s for s in _subscriptions if s is not self)
             if self in op_listeners:
                 op_listeners.remove(self)
+            _set_limit()
 
 
 def subscribe(
@@ -633,7 +639,34 @@ def subscribe(
         _subscriptions = (*_subscriptions, subscription)
         if any(issubclass(OpRecorded, kind) for kind in kinds):
             op_listeners.append(subscription)
+            _set_limit()
     return subscription
+
+
+_pause_ns = 0
+
+
+def tell_pauses(shortest_ns: int) -> None:
+    """Let kernels tell of ops that end so long after the one before; 0 ends that."""
+    global _pause_ns
+    with _lock:
+        _pause_ns = shortest_ns
+        if _PAUSES in op_listeners:
+            op_listeners.remove(_PAUSES)
+        _set_limit()
+        if shortest_ns:
+            op_clock[0] = time.perf_counter_ns()
+            op_listeners.append(_PAUSES)
+
+
+def _set_limit() -> None:
+    """Have all ops told while somebody listens to them, else those that end a pause."""
+    op_clock[1] = -1 if wants_ops() else _pause_ns
+
+
+def wants_ops() -> bool:
+    """Return whether a listener takes `OpRecorded`."""
+    return any(isinstance(each, Subscription) for each in op_listeners)
 
 
 def _check(listener: object, kinds: tuple[object, ...]) -> None:
