@@ -83,7 +83,7 @@ from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.cache_miss import frozen
 from lazyrt.execution.graph import Computation, Graph
 from lazyrt.execution.inspection import Inspection
-from lazyrt.frontend.tracing import watch_tracing
+from lazyrt.frontend.tracing import watch_pauses, watch_tracing
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
 from lazyrt.observe.metrics import watch_executions
@@ -99,5 +99,5 @@ __all__ = [
     "optimizer_step", "origin", "pending_graph", "plan", "record_steps", "reset_counters", "reuse_choice", "scope",
     "shard", "sharding_of", "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
     "testing",
-    "times_run", "wait", "wait_for_closures", "watch_executions", "watch_tracing",
+    "times_run", "wait", "wait_for_closures", "watch_executions", "watch_pauses", "watch_tracing",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -586,9 +587,14 @@ Listener = Callable[[Event], None]
 # Like every lock here, it can be taken again: a garbage collection runs finalisers anywhere.
 _lock = threading.RLock()
 _subscriptions: tuple[Subscription, ...] = ()
-# Generated kernels test this list's truth for every op, and scopes the other's at their ends: it
-# is non-empty only while somebody listens to that kind, and its identity never changes.
-op_listeners: list[Subscription] = []
+# Generated kernels test this list's truth for every op: it is non-empty only while somebody
+# listens to OpRecorded or watches for pauses, and its identity never changes.
+op_listeners: list[object] = []
+# When the last op ended meanwhile, of `time.perf_counter_ns`, and how much later the next one must
+# end for its kernel to tell of it.
+op_clock = [0, -1]
+_PAUSES = "a watch for pauses"
+# The same for scopes, which test it at their ends.
 scope_listeners: list[Subscription] = []
 
 
@@ -607,9 +613,11 @@ class Subscription(Closing):
         global _subscriptions
         with _lock:
             _subscriptions = tuple(s for s in _subscriptions if s is not self)
-            for listeners in (op_listeners, scope_listeners):
-                if self in listeners:
-                    listeners.remove(self)
+            if self in op_listeners:
+                op_listeners.remove(self)
+            if self in scope_listeners:
+                scope_listeners.remove(self)
+            _set_limit()
 
 
 def subscribe(
@@ -637,7 +645,34 @@ def subscribe(
             op_listeners.append(subscription)
         if not kinds or any(issubclass(ScopeFinished, kind) for kind in kinds):
             scope_listeners.append(subscription)
+        _set_limit()
     return subscription
+
+
+_pause_ns = 0
+
+
+def tell_pauses(shortest_ns: int) -> None:
+    """Let kernels tell of ops that end so long after the one before; 0 ends that."""
+    global _pause_ns
+    with _lock:
+        _pause_ns = shortest_ns
+        if _PAUSES in op_listeners:
+            op_listeners.remove(_PAUSES)
+        _set_limit()
+        if shortest_ns:
+            op_clock[0] = time.perf_counter_ns()
+            op_listeners.append(_PAUSES)
+
+
+def _set_limit() -> None:
+    """Have all ops told while somebody listens to them, else those that end a pause."""
+    op_clock[1] = -1 if wants_ops() else _pause_ns
+
+
+def wants_ops() -> bool:
+    """Return whether a listener takes `OpRecorded`."""
+    return any(isinstance(each, Subscription) for each in op_listeners)
 
 
 def _check(listener: object, kinds: tuple[object, ...]) -> None:

@@ -1,0 +1,287 @@
+"""`lazyviz.profile()`: where a program's time goes, on the host by line and on the device.
+
+Works in scripts and in notebooks. While a profile is taken the runtime's events, the pauses between
+ops and the device's own trace are noted as they are; they are added up once somebody looks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lazyviz.doc import Doc, Fold, Line, Note, Part, Table
+from lazyviz.render import text
+from lazyviz.shell.displayed import Displayed
+from lazyviz.timing import gaps as host
+from lazyviz.version import __version__
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lazyrt.observe.events import Event
+    from lazyrt.tools import Pause
+    from lazyviz.timing.gaps import Gap, HostTime, Interval, Noted, StepTime
+
+_MAX_NOTES = 2_000_000
+_MAX_ROWS = 12
+_PRODUCER = "lazyviz profile"
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be taken, saved or read."""
+
+
+class Profile(Displayed):
+    """Where the time of a program went, between `start()` and `stop()`.
+
+    Use it in `with`, or start and stop it. It keeps names and numbers, never a tensor.
+
+    Attributes:
+        start_ns, end_ns: When it began and ended, of `time.perf_counter_ns`; 0 before.
+        dropped: Events that were too many to keep.
+
+    Args:
+        path: A folder into which the device's trace is written, too; None writes nothing.
+        thread: Identity of the thread to profile; by default the one that starts it.
+    """
+
+    def __init__(
+        self, path: str | Path | None = None, *, thread: int | None = None
+    ) -> None:
+        self.path = Path(path) if path is not None else None
+        self.start_ns = self.end_ns = 0
+        self.dropped = 0
+        self._thread = thread
+        self._noted: list[Noted] = []
+        self._pauses: list[Pause] = []
+        self._open: list[Any] = []
+
+    # ---------------------------------------------------------------------- taking it
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is being taken."""
+        return bool(self._open)
+
+    def start(self) -> Self:
+        """Begin.
+
+        Raises:
+            ProfileError: It has begun already.
+        """
+        if self.start_ns:
+            raise ProfileError(
+                "this profile has been taken already, so it cannot begin again. Make another "
+                "one: lazyviz.profile()."
+            )
+        import lazyrt
+        from lazyrt.tools import provenance
+
+        provenance.add_library(str(Path(__file__).parents[1]))
+        thread = threading.get_ident() if self._thread is None else self._thread
+        self._thread = thread
+        self.start_ns = time.perf_counter_ns()
+        self._open.append(lazyrt.subscribe(self._note))
+        self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
+        return self
+
+    def stop(self, *, wait: bool = True) -> Self:
+        """End it; stopping twice is harmless.
+
+        Args:
+            wait: Whether to wait for what the device runs, so that its time is known.
+        """
+        if not self._open:
+            return self
+        import lazyrt
+
+        opened, self._open = self._open, []
+        if wait:
+            lazyrt.wait()
+        for each in reversed(opened):
+            each.close()
+        self.end_ns = time.perf_counter_ns()
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop(wait=error is None)
+
+    def _note(self, event: Event) -> None:
+        if len(self._noted) >= _MAX_NOTES:
+            self.dropped += 1
+            return
+        self._noted.append(
+            host.Noted(event, time.perf_counter_ns(), threading.get_ident())
+        )
+
+    # -------------------------------------------------------------------- what it says
+
+    @cached_property
+    def _host(self) -> HostTime:
+        self._require_end()
+        return host.host_time(
+            self._noted, self._pauses, self._thread or 0, self.start_ns, self.end_ns
+        )
+
+    def _require_end(self) -> None:
+        if not self.end_ns:
+            raise ProfileError(
+                "this profile is still being taken, so it says nothing yet. Leave its `with` "
+                "block, or call stop()."
+            )
+
+    @cached_property
+    def _device(self) -> tuple[list[Interval], dict[int, int]]:
+        """When the device worked, and how long at each step."""
+        intervals: list[Interval] = []
+        by_step: dict[int, int] = defaultdict(int)
+        for event, now, _ in self._noted:
+            if type(event).__name__ == "ExecuteFinished":
+                intervals.append((now - event.duration_ns, now))
+                if event.purpose == "step":
+                    by_step[event.step] += event.duration_ns
+        return host.union(intervals), by_step
+
+    @cached_property
+    def steps(self) -> tuple[StepTime, ...]:
+        """The steps that ended while it was taken, in order."""
+        busy, by_step = self._device
+        return tuple(
+            host.step_times(self._noted, self._host, busy, by_step, self.start_ns)
+        )
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Stretches of a millisecond or more in which the program waited at one of its lines."""
+        return tuple(host.gaps_of(self._host, self._device[0], self.steps))
+
+    @cached_property
+    def lines(self) -> tuple[Any, ...]:
+        """The device's time by line, the largest first."""
+        return ()
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it was taken."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The thread's time by phase, which adds up to the duration."""
+        return self._host.parts
+
+    @cached_property
+    def device_ns(self) -> int:
+        """How long the device worked."""
+        return sum(end - start for start, end in self._device[0])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data, which JSON can hold."""
+        return {
+            "producer": f"{_PRODUCER} {__version__}",
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "duration_ns": self.duration_ns,
+            "device_ns": self.device_ns,
+            "parts": self.parts,
+            "gaps": [asdict(each) for each in self.gaps],
+            "lines": [asdict(each) for each in self.lines],
+            "steps": [
+                {
+                    **asdict(each),
+                    "duty_cycle": each.duty_cycle,
+                    "overlap": each.overlap,
+                }
+                for each in self.steps
+            ],
+            "dropped": self.dropped,
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as JSON and return the path."""
+        target = Path(path).expanduser()
+        target.write_text(json.dumps(self.to_dict()), "utf-8")
+        return target
+
+    def doc(self) -> Doc:
+        """Return the phases, the longest gaps, the lines of the device and the steps."""
+        if not self.end_ns:
+            state = "is being taken" if self.is_running else "has not begun"
+            return Doc([Line(f"This profile {state}.")])
+        parts: list[Part] = [Line(self._summary())]
+        if self.gaps:
+            parts.append(self._gap_table())
+        if self.steps:
+            parts.append(
+                Fold(
+                    text.plural(len(self.steps), "step"),
+                    [self._step_table()],
+                    in_text=True,
+                )
+            )
+        return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
+
+    def _summary(self) -> str:
+        shares = ", ".join(
+            f"{phase} {text.share(ns, self.duration_ns)}"
+            for phase, ns in sorted(self.parts.items(), key=lambda item: -item[1])
+        )
+        return (
+            f"profile of {text.duration(self.duration_ns)}: the device worked "
+            f"{text.share(self.device_ns, self.duration_ns)} of it; the host: {shares}"
+        )
+
+    def _gap_table(self) -> Part:
+        by_line: dict[str, list[Gap]] = defaultdict(list)
+        for gap in self.gaps:
+            by_line[gap.at].append(gap)
+        ranked = sorted(
+            by_line.items(), key=lambda item: -sum(g.duration_ns for g in item[1])
+        )
+        rows = [
+            [
+                at,
+                len(found),
+                text.duration(sum(g.duration_ns for g in found)),
+                text.duration(max(g.duration_ns for g in found)),
+                text.duration(sum(g.idle_ns for g in found)),
+            ]
+            for at, found in ranked[:_MAX_ROWS]
+        ]
+        header = ["line", "gaps", "time", "longest", "device idle"]
+        return Doc(
+            [
+                Note("where the program waited or computed elsewhere:"),
+                Table(header, rows),
+            ]
+        )
+
+    def _step_table(self) -> Table:
+        rows = [
+            [
+                each.number,
+                text.duration(each.duration_ns),
+                text.share(each.duty_cycle),
+                text.share(each.overlap),
+                each.cause,
+                host.place(each.file, each.line),
+            ]
+            for each in self.steps[-_MAX_ROWS:]
+        ]
+        return Table(
+            ["step", "time", "duty cycle", "overlap", "ended by", "line"], rows
+        )
