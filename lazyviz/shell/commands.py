@@ -146,6 +146,24 @@ def _timeline(asked: Command) -> Doc:
 
 
 @view(
+    "profile",
+    help={
+        "[S]": "where the time of the last S seconds went, if it is kept",
+        "on [S]": "keep the last S seconds, by default 30; %lazy profile off ends that",
+    },
+    topic=RESOURCES,
+    offers=("off", "on"),
+)
+def _profile(asked: Command) -> Doc:
+    from lazyviz.timing import capture
+
+    _ = asked.runtime
+    with views.refused():
+        found = capture.run_magic(asked.rest)
+    return Doc([Sentence(found)]) if isinstance(found, str) else capture.doc(found)
+
+
+@view(
     "compile",
     magic="[STEP]",
     help="what compiling takes, or will take, and for which blocks",

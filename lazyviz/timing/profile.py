@@ -22,6 +22,7 @@ from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
     from lazyrt.observe.events import Event
@@ -61,6 +62,21 @@ class Profile(Displayed):
         self._noted: list[Noted] = []
         self._pauses: list[Pause] = []
         self._open: list[Any] = []
+
+    @classmethod
+    def of(
+        cls,
+        noted: Sequence[Noted],
+        pauses: Sequence[Pause],
+        thread: int,
+        start_ns: int,
+        end_ns: int,
+    ) -> Profile:
+        """Return the profile of a thread that others have noted."""
+        found = Profile(thread=thread)
+        found._noted, found._pauses = list(noted), list(pauses)
+        found.start_ns, found.end_ns = start_ns, end_ns
+        return found
 
     # ---------------------------------------------------------------------- taking it
 

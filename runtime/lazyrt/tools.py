@@ -9,7 +9,7 @@ from __future__ import annotations
 from lazygraph.explain.why import differences
 from lazygraph.repeat import rounds_in
 from lazygraph.snapshot import Name
-from lazyrt.control.capture import Captured, Making, add_kind, capture
+from lazyrt.control.capture import Captured, Making, StepWatch, add_kind, capture
 from lazyrt.control.capture import Request as CaptureRequest
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
@@ -30,7 +30,7 @@ from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
     "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Making", "Name", "Node",
-    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause", "Status", "Summary", "Value",
+    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause", "Status", "StepWatch", "Summary", "Value",
     "add_kind", "available_memory", "capture", "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import importlib.metadata
 import json
 import logging
 import socket
@@ -41,6 +42,7 @@ _RETRY_S = 0.5
 _HTTP2 = b"PRI "  # how each connection of gRPC begins
 _FACTS = "X-Lazyrt-Capture"
 _CHUNK = 2**16
+_GROUP = "lazyrt.captures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +121,16 @@ class Making:
         notes: Sentences for who asked; the maker may add some.
     """
 
-    def __init__(self, request: Request, watch: _Watch) -> None:
+    def __init__(self, request: Request, watch: StepWatch) -> None:
         self.request = request
         self.notes: list[str] = []
         self._watch = watch
         self._until = time.monotonic() + request.duration_s
+
+    def begin(self) -> None:
+        """Count steps and seconds from now on."""
+        self._watch.reset()
+        self._until = time.monotonic() + self.request.duration_s
 
     def wait(self, most_s: float = _MAX_S) -> bool:
         """Wait for the end of the capture, but no longer than `most_s`; return whether it came."""
@@ -135,6 +142,9 @@ class Making:
 def add_kind(name: str, make: Callable[[Making], bytes]) -> None:
     """Let captures of a further kind be asked for.
 
+    A function without arguments that calls this, as an entry point of the group
+    `lazyrt.captures`, is called by a server that is asked for a kind that it does not know.
+
     Args:
         name: How it is asked for.
         make: Begins the profile, waits for the end, and returns it as bytes.
@@ -145,7 +155,7 @@ def add_kind(name: str, make: Callable[[Making], bytes]) -> None:
 # ------------------------------------------------------------------------------- capturing
 
 
-class _Watch(Closing):
+class StepWatch(Closing):
     """Counts the whole steps that end from now on."""
 
     def __init__(self) -> None:
@@ -153,6 +163,7 @@ class _Watch(Closing):
         self._opened = 0
         self._blocks = 0
         self._barriers = 0
+        self._is_closed = False
         self._listening = events.subscribe(
             self._note,
             events.StepStarted,
@@ -162,7 +173,16 @@ class _Watch(Closing):
         )
 
     def close(self) -> None:
+        """Count no more; who waits goes on."""
         self._listening.close()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def reset(self) -> None:
+        """Count from zero; a block that is open is not a whole step."""
+        with self._changed:
+            self._opened = self._blocks = self._barriers = 0
 
     @property
     def steps(self) -> int:
@@ -172,10 +192,11 @@ class _Watch(Closing):
     def wait(self, steps: int, until: float) -> bool:
         """Wait for so many steps, if any are asked for, or until a moment; return whether they came."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: bool(steps) and self.steps >= steps,
+            self._changed.wait_for(
+                lambda: self._is_closed or (bool(steps) and self.steps >= steps),
                 max(until - time.monotonic(), 0.0),
             )
+            return bool(steps) and self.steps >= steps
 
     def _note(self, event: events.Event) -> None:
         with self._changed:
@@ -198,15 +219,18 @@ def capture_here(request: Request) -> Captured:
         UsageError: There is no such kind.
         LazyRuntimeError: Another profile is being taken.
     """
+    if request.kind not in _kinds:
+        for entry in importlib.metadata.entry_points(group=_GROUP):
+            entry.load()()
     make = _kinds.get(request.kind)
     if make is None:
         raise UsageError(
             f"the program makes no captures of kind {request.kind!r}, only of "
-            f"{', '.join(_kinds)}. `import lazyviz.timing.profile` in it adds lazyviz's own."
+            f"{', '.join(_kinds)}. Install the package that makes them where the program runs."
         )
     time.sleep(request.delay_s)
     began = time.monotonic()
-    with _Watch() as watch:
+    with StepWatch() as watch:
         making = Making(request, watch)
         data = make(making)
         steps, took = watch.steps, time.monotonic() - began
