@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import operator
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lazyviz.command_line import output_file
 from lazyviz.doc import Doc, Line
@@ -22,14 +24,15 @@ from lazyviz.render import text
 from lazyviz.timing.profile import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from lazyrt.tools import Captured, Making, Pause
+    from lazyrt.tools import Captured, DeviceTrace, Making, Pause
     from lazyviz.timing.gaps import Noted
 
 KIND = "lazyviz"
 RING_S = 30.0
+_PIECES = 8  # of a ring's trace of the device, which gives way piece by piece
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
 _MAX_NOTES = 200_000  # of a ring: some twenty seconds of a loop of very short steps
@@ -99,7 +102,7 @@ def profile_cell(run: Callable[[], object], options: Asked) -> Profile:
     from lazyrt.tools import StepWatch
 
     profile = Profile()
-    with StepWatch() as watch:
+    with apart(), StepWatch() as watch:
         profile.start()
         try:
             if options.steps or options.seconds:
@@ -168,18 +171,29 @@ class Ring(Profile):
         self.seconds = seconds
         self._noted: deque[Noted] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
         self._pauses: deque[Pause] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
+        self._ended: deque[tuple[int, DeviceTrace]] = deque()
+        self._tracing = threading.RLock()
+        self._over = threading.Event()
 
-    def _note(self, event: Any) -> None:
-        super()._note(event)
-        since = time.perf_counter_ns() - int(self.seconds * 1e9)
-        for kept, ended in ((self._noted, _noted_ns), (self._pauses, _paused_ns)):
-            while kept and ended(kept[0]) < since:
-                kept.popleft()
+    def start(self) -> Self:
+        """Begin, with a thread that keeps the traces of the device short."""
+        super().start()
+        threading.Thread(
+            target=self._turn, name="lazyviz profile ring", daemon=True
+        ).start()
+        return self
+
+    def stop(self, *, wait: bool = True) -> Self:
+        """End it; stopping twice is harmless."""
+        self._over.set()
+        return super().stop(wait=wait)
 
     def last(self, seconds: float) -> Profile:
         """Return the profile of the last seconds up to now."""
-        now = time.perf_counter_ns()
-        noted, pauses = tuple(self._noted), tuple(self._pauses)
+        with self.without_trace():
+            now = time.perf_counter_ns()
+            noted, pauses = tuple(self._noted), tuple(self._pauses)
+            traces = [trace for _, trace in self._ended]
         since = max(now - int(min(seconds, self.seconds) * 1e9), self.start_ns)
         if len(noted) == _MAX_NOTES:
             since = max(since, noted[0].now_ns)
@@ -189,15 +203,48 @@ class Ring(Profile):
             self._thread or 0,
             since,
             now,
+            traces,
         )
 
+    @contextlib.contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """End the trace of the device, of which there is one at a time, and begin another after."""
+        with self._tracing:
+            for trace in self._traces:
+                trace.close()
+                if trace in self._open:
+                    self._open.remove(trace)
+                self._ended.append((time.perf_counter_ns(), trace))
+            self._traces.clear()
+            try:
+                yield
+            finally:
+                if self.is_running:
+                    self._begin_trace()
 
-def _noted_ns(noted: Any) -> int:
-    return int(noted.now_ns)
+    def _turn(self) -> None:
+        while not self._over.wait(max(self.seconds / _PIECES, 1.0)):
+            with self.without_trace():
+                self._forget(self._ended, operator.itemgetter(0))
+
+    def _note(self, event: Any) -> None:
+        super()._note(event)
+        self._forget(self._noted, operator.attrgetter("now_ns"))
+        self._forget(self._pauses, operator.attrgetter("end_ns"))
+
+    def _forget(self, kept: deque[Any], ended: Callable[[Any], int]) -> None:
+        since = time.perf_counter_ns() - int(self.seconds * 1e9)
+        while kept and ended(kept[0]) < since:
+            kept.popleft()
 
 
-def _paused_ns(pause: Any) -> int:
-    return int(pause.end_ns)
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Let another profile have the trace of the device meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for ring in _rings:
+            stack.enter_context(ring.without_trace())
+        yield
 
 
 _rings: list[Ring] = []
@@ -271,12 +318,15 @@ def register() -> None:
 def _make(making: Making) -> bytes:
     """Take a profile of the thread that steps; return it as JSON, with what it shows."""
     profile = Profile(thread=_stepping_thread(making))
-    profile.start()
-    making.begin()
-    try:
-        making.wait()
-    finally:
-        profile.stop(wait=False)
+    with apart():
+        profile.start()
+        making.begin()
+        try:
+            making.wait()
+        finally:
+            profile.stop(wait=False)
+    if profile.note:
+        making.notes.append(profile.note.removesuffix("."))
     if profile.dropped:
         making.notes.append(
             f"{text.plural(profile.dropped, 'event')} more came than a profile keeps, so its end "

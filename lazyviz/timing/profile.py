@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lazyviz.doc import Doc, Fold, Line, Note, Part, Table
 from lazyviz.render import text
 from lazyviz.shell.displayed import Displayed
+from lazyviz.timing import device_time as device
 from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
 
@@ -26,8 +27,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lazyrt.observe.events import Event
-    from lazyrt.tools import Pause
-    from lazyviz.timing.gaps import Gap, HostTime, Interval, Noted, StepTime
+    from lazyrt.tools import DeviceTrace, Pause
+    from lazyviz.timing.device_time import (
+        DeviceTime,
+        Launch,
+        LineTime,
+        Program,
+        ScopeTime,
+    )
+    from lazyviz.timing.gaps import Gap, HostTime, Noted, StepTime
 
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
@@ -61,7 +69,9 @@ class Profile(Displayed):
         self._thread = thread
         self._noted: list[Noted] = []
         self._pauses: list[Pause] = []
+        self._traces: list[DeviceTrace] = []
         self._open: list[Any] = []
+        self.note = ""
 
     @classmethod
     def of(
@@ -71,10 +81,12 @@ class Profile(Displayed):
         thread: int,
         start_ns: int,
         end_ns: int,
+        traces: Sequence[DeviceTrace] = (),
     ) -> Profile:
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
         found._noted, found._pauses = list(noted), list(pauses)
+        found._traces = list(traces)
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
 
@@ -103,9 +115,21 @@ class Profile(Displayed):
         thread = threading.get_ident() if self._thread is None else self._thread
         self._thread = thread
         self.start_ns = time.perf_counter_ns()
-        self._open.append(lazyrt.subscribe(self._note))
+        self._open.append(lazyrt.subscribe(self._note, exact=False))
+        self._begin_trace()
         self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
         return self
+
+    def _begin_trace(self) -> None:
+        from lazyrt import tools
+
+        try:
+            trace = tools.device_trace()
+        except ValueError as error:
+            self.note = str(error)
+            return
+        self._traces.append(trace)
+        self._open.append(trace)
 
     def stop(self, *, wait: bool = True) -> Self:
         """End it; stopping twice is harmless.
@@ -161,34 +185,39 @@ class Profile(Displayed):
             )
 
     @cached_property
-    def _device(self) -> tuple[list[Interval], dict[int, int]]:
-        """When the device worked, and how long at each step."""
-        intervals: list[Interval] = []
-        by_step: dict[int, int] = defaultdict(int)
-        for event, now, _ in self._noted:
-            if type(event).__name__ == "ExecuteFinished":
-                intervals.append((now - event.duration_ns, now))
-                if event.purpose == "step":
-                    by_step[event.step] += event.duration_ns
-        return host.union(intervals), by_step
+    def _device(self) -> DeviceTime:
+        self._require_end()
+        launches = [
+            device.launch_of(event)
+            for event, _, _ in self._noted
+            if type(event).__name__ == "ExecuteStarted"
+        ]
+        return device.device_time(self._traces, launches, _programs(launches))
 
     @cached_property
     def steps(self) -> tuple[StepTime, ...]:
         """The steps that ended while it was taken, in order."""
-        busy, by_step = self._device
+        found = self._device
         return tuple(
-            host.step_times(self._noted, self._host, busy, by_step, self.start_ns)
+            host.step_times(
+                self._noted, self._host, found.busy, found.by_step, self.start_ns
+            )
         )
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Stretches of a millisecond or more in which the program waited at one of its lines."""
-        return tuple(host.gaps_of(self._host, self._device[0], self.steps))
+        return tuple(host.gaps_of(self._host, self._device.busy, self.steps))
 
     @cached_property
-    def lines(self) -> tuple[Any, ...]:
+    def lines(self) -> tuple[LineTime, ...]:
         """The device's time by line, the largest first."""
-        return ()
+        return tuple(self._device.lines)
+
+    @cached_property
+    def scopes(self) -> tuple[ScopeTime, ...]:
+        """The device's time by scope, the largest first."""
+        return tuple(self._device.scopes)
 
     @property
     def duration_ns(self) -> int:
@@ -203,7 +232,7 @@ class Profile(Displayed):
     @cached_property
     def device_ns(self) -> int:
         """How long the device worked."""
-        return sum(end - start for start, end in self._device[0])
+        return sum(end - start for start, end in self._device.busy)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain data, which JSON can hold."""
@@ -216,6 +245,7 @@ class Profile(Displayed):
             "parts": self.parts,
             "gaps": [asdict(each) for each in self.gaps],
             "lines": [asdict(each) for each in self.lines],
+            "scopes": [asdict(each) for each in self.scopes],
             "steps": [
                 {
                     **asdict(each),
@@ -241,6 +271,8 @@ class Profile(Displayed):
         parts: list[Part] = [Line(self._summary())]
         if self.gaps:
             parts.append(self._gap_table())
+        if self.lines:
+            parts.append(self._line_table())
         if self.steps:
             parts.append(
                 Fold(
@@ -286,6 +318,24 @@ class Profile(Displayed):
             ]
         )
 
+    def _line_table(self) -> Part:
+        rows = [
+            [
+                each.at or "no line",
+                text.duration(each.device_ns),
+                text.share(each.device_ns, self.device_ns),
+                *(
+                    text.duration(ns) if ns else ""
+                    for ns in (each.forward_ns, each.backward_ns, each.update_ns)
+                ),
+            ]
+            for each in self.lines[:_MAX_ROWS]
+        ]
+        header = ["line", "device", "share", "forward", "backward", "update"]
+        return Doc(
+            [Note("the device's time by line, after fusion:"), Table(header, rows)]
+        )
+
     def _step_table(self) -> Table:
         rows = [
             [
@@ -301,3 +351,23 @@ class Profile(Displayed):
         return Table(
             ["step", "time", "duty cycle", "overlap", "ended by", "line"], rows
         )
+
+
+def _programs(launches: list[Launch]) -> dict[str, list[Program]]:
+    """Return the builds of the programs that ran, by fingerprint."""
+    import lazyrt
+    from lazyrt import tools
+
+    found: dict[str, list[Program]] = {}
+    for launch in launches:
+        if launch.fingerprint in found:
+            continue
+        record = lazyrt.graph_of_step(launch.step) if launch.purpose == "step" else None
+        is_same = record is not None and record.fingerprint == launch.fingerprint
+        graph = record.graph if is_same and record is not None else None
+        nodes = graph.nodes if graph is not None else ()
+        found[launch.fingerprint] = [
+            device.Program(each, nodes)
+            for each in tools.compiled_texts(launch.fingerprint)
+        ]
+    return found

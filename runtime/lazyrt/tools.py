@@ -15,6 +15,7 @@ from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
+from lazyrt.execution.device_trace import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
@@ -29,8 +30,9 @@ from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
-    "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Making", "Name", "Node",
+    "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Making", "Name", "Node",
     "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause", "Status", "StepWatch", "Summary", "Value",
-    "add_kind", "available_memory", "capture", "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
+    "add_kind", "available_memory", "capture", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run", "flops", "held_by",
+    "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip
