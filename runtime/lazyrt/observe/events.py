@@ -488,6 +488,23 @@ class BarrierFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLoaded(Event):
+    """A `DeviceLoader` handed a batch to the loop.
+
+    Attributes:
+        waited_ns: How long the loop waited for it.
+        load_ns: How long loading it and moving it to the device took, on whichever thread.
+        prefetch: How many batches are loaded ahead; 0 loads each when it is asked for.
+        site: The loop's line.
+    """
+
+    waited_ns: int
+    load_ns: int
+    prefetch: int
+    site: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkLeft(Event):
     """A loop was left early, and what it had recorded since the last barrier is still pending.
 
