@@ -4,9 +4,9 @@ The device's trace has an event for each run of an instruction. The executables 
 their instructions came from, those inside fusions, too. This joins both.
 
 Rules:
-* The device works from the first instruction of a program's run to the last. At each instant in
-  between the instructions that are under way share the time equally, the innermost ones where they
-  nest; time in which none is under way is needed to start the next one, and is counted for it.
+* The device works from the first instruction of a program's run to the last. The instructions share
+  this time by how long each ran, the innermost ones where they nest: those that ran side by side, and
+  those between which a thread had nothing to do, in proportion, too.
 * A fusion's time is shared by the work of the instructions inside, in operations on numbers, where
   a division or a root counts 5, an exponential or logarithm 12, and other functions 20. A fusion
   that only moves data is shared by bytes.
@@ -17,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from lazygraph.types import flops, type_bytes
 from lazyviz.timing.gaps import place, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lazygraph import Graph
     from lazyrt.tools import DeviceTrace, Node
@@ -62,6 +62,9 @@ _WEIGHTS = {
 }
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
+_FIRST_RUNS = 8
+_AGAIN_RUNS = 2
+_UNTRACED_RUNS = 50
 
 
 class Place(NamedTuple):
@@ -98,6 +101,11 @@ class Run(NamedTuple):
     end_ns: int
     ops: frozenset[str]
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells it from other runs of the trace."""
+        return self.device, self.program, self.number
+
 
 class Launch(NamedTuple):
     """A program that was handed to the device."""
@@ -106,6 +114,11 @@ class Launch(NamedTuple):
     purpose: str
     step: int
     time_ns: int
+
+
+_RunKey = tuple[int, int, int]
+_Key = tuple[int, int, int, str]
+_Segment = tuple[int, int, _Key]
 
 
 @dataclass(slots=True)
@@ -119,40 +132,47 @@ class Traced:
     """
 
     runs: list[Run] = field(default_factory=list)
-    spent: dict[tuple[int, int, int], Counter[str]] = field(default_factory=dict)
-    times: dict[tuple[int, int, int], Counter[str]] = field(default_factory=dict)
-
-
-_Key = tuple[int, int, int, str]
-_Segment = tuple[int, int, _Key]
+    spent: dict[_RunKey, Counter[str]] = field(default_factory=dict)
+    times: dict[_RunKey, Counter[str]] = field(default_factory=dict)
 
 
 def read_trace(trace: DeviceTrace) -> Traced:
     """Return the runs of a device's trace and the time of their instructions."""
-    segments: list[_Segment] = []
     found = Traced()
+    ends: dict[_RunKey, tuple[int, int]] = {}
+    own: dict[_RunKey, Counter[str]] = defaultdict(Counter)
     for events in _instructions(trace):
-        for _, _, (device, program, number, op) in events:
-            run = device, program, number
+        for start, end, key in events:
+            run, op = key[:3], key[3]
             found.times.setdefault(run, Counter())[op] += 1
-        segments += _innermost(events)
-    by_run: dict[tuple[int, int, int], list[_Segment]] = defaultdict(list)
-    for segment in segments:
-        by_run[segment[2][:3]].append(segment)
-    for run, own in by_run.items():
-        own.sort()
-        segments += _holes(own)
-        ops = frozenset(key[3] for _, _, key in own)
-        end = max(segment[1] for segment in own)
-        found.runs.append(Run(*run, own[0][0], end, ops))
-    found.runs.sort(key=lambda run: run.start_ns)
-    by_device: dict[int, list[_Segment]] = defaultdict(list)
-    for segment in segments:
-        by_device[segment[2][0]].append(segment)
-    for own in by_device.values():
-        for (*run, op), ns in _shared(own).items():
-            found.spent.setdefault((run[0], run[1], run[2]), Counter())[op] += ns
+            first, last = ends.get(run, (start, end))
+            ends[run] = min(first, start), max(last, end)
+        for start, end, key in _innermost(events):
+            own[key[:3]][key[3]] += end - start
+    found.runs = sorted(
+        (Run(*run, *ends[run], frozenset(times)) for run, times in found.times.items()),
+        key=lambda run: run.start_ns,
+    )
+    for together in _side_by_side(found.runs):
+        length = max(each.end_ns for each in together) - together[0].start_ns
+        total = sum(sum(own[each.key].values()) for each in together) or 1
+        for each in together:
+            found.spent[each.key] = Counter(
+                {op: round(ns * length / total) for op, ns in own[each.key].items()}
+            )
     return found
+
+
+def _side_by_side(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """Yield the runs in groups that overlap in time; most are alone."""
+    group: list[Run] = []
+    for run in runs:
+        if group and run.start_ns >= max(each.end_ns for each in group):
+            yield group
+            group = []
+        group.append(run)
+    if group:
+        yield group
 
 
 def _instructions(trace: DeviceTrace) -> Iterator[list[_Segment]]:
@@ -221,39 +241,6 @@ def _innermost(events: list[_Segment]) -> list[_Segment]:
     return found
 
 
-def _holes(segments: Sequence[_Segment]) -> list[_Segment]:
-    """Return the time within a run in which nothing is under way, for what begins next."""
-    found: list[_Segment] = []
-    reached = segments[0][0]
-    for start, end, key in segments:
-        if start > reached:
-            found.append((reached, start, key))
-        reached = max(reached, end)
-    return found
-
-
-def _shared(segments: Iterable[_Segment]) -> Counter[_Key]:
-    """Return the time of each instruction where those under way at an instant share it."""
-    edges: list[tuple[int, int, _Key]] = []
-    for start, end, key in segments:
-        edges.append((start, 1, key))
-        edges.append((end, -1, key))
-    edges.sort(key=lambda edge: (edge[0], edge[1]))
-    under_way: Counter[_Key] = Counter()
-    spent: dict[_Key, float] = defaultdict(float)
-    before = 0
-    for now, change, key in edges:
-        if under_way and now > before:
-            part = (now - before) / sum(under_way.values())
-            for each, count in under_way.items():
-                spent[each] += part * count
-        before = now
-        under_way[key] += change
-        if not under_way[key]:
-            del under_way[key]
-    return Counter({key: round(ns) for key, ns in spent.items()})
-
-
 # ----------------------------------------------------------------------------- programs
 
 
@@ -292,18 +279,31 @@ class Program:
         return known
 
     def _find_shares(self, name: str) -> dict[Place, float]:
+        """Return an instruction's places, else those of the nearest that reads it or is read."""
         if name not in self._found:
             return {Place(): 1.0}
-        graph, node = self._found[name]
+        graph, start = self._found[name]
+        for towards in (_readers, _operands):
+            nodes, seen = deque([start]), {start}
+            while nodes:
+                node = nodes.popleft()
+                if found := self._own_shares(graph, node):
+                    return found
+                near = [k for k in towards(graph, node) if k not in seen]
+                seen.update(near)
+                nodes.extend(near)
+        return {Place(): 1.0}
+
+    def _own_shares(self, graph: Graph, node: int) -> dict[Place, float]:
+        """Return the places of what an instruction holds, in shares; empty if none is known."""
         weights: dict[Place, float] = defaultdict(float)
         for inner, k, weight in self._work(graph, node):
             for where, part in self._places(inner, k).items():
                 weights[where] += weight * part
-        weights.pop(Place(), None)
         total = sum(weights.values())
-        if total:
-            return {where: weight / total for where, weight in weights.items()}
-        return self._places(graph, node) or self._beside(graph, node)
+        if not total:
+            return self._places(graph, node)
+        return {where: weight / total for where, weight in weights.items()}
 
     def _work(self, graph: Graph, node: int) -> list[tuple[Graph, int, float]]:
         """Return what an instruction holds, with the work of each part."""
@@ -339,15 +339,6 @@ class Program:
         op = origin.op_name.removesuffix(_BACKWARD)
         return {Place(site[1], int(site[2]), None, origin.scope, op, part): 1.0}
 
-    def _beside(self, graph: Graph, node: int) -> dict[Place, float]:
-        """Return the places of what reads an instruction of XLA's own, or of what it reads."""
-        readers = [k for k in range(node + 1, len(graph)) if node in graph.operands[k]]
-        for k in (*readers, *graph.operands[node]):
-            name = graph.names[k].removeprefix("%")
-            if graph.ops[k] not in _FREE and (found := self.shares(name)):
-                return found
-        return {Place(): 1.0}
-
     def cost(self, name: str) -> tuple[float, float]:
         """Return the floating-point operations of an instruction and the bytes that it moves."""
         if name not in self._found:
@@ -361,6 +352,14 @@ class Program:
             if inner.ops[k] not in _FREE
         )
         return float(count), float(nbytes)
+
+
+def _readers(graph: Graph, node: int) -> list[int]:
+    return [k for k in range(node + 1, len(graph)) if node in graph.operands[k]]
+
+
+def _operands(graph: Graph, node: int) -> Sequence[int]:
+    return graph.operands[node]
 
 
 def _flops(graph: Graph, node: int) -> float:
@@ -490,14 +489,95 @@ class DeviceTime:
         lines: Its time by line, the largest first.
         scopes: Its time by scope, the largest first.
         by_step: Its time by step.
-        runs: Each run of a program with the step that launched it; None if that is not known.
+        traced_runs: Runs of programs that were traced.
+        like_traced_runs: Runs that are taken to be like those of the same program.
+        unknown_runs: Runs of programs of which none was traced; their time is not counted.
     """
 
     busy: list[Interval] = field(default_factory=list)
     lines: list[LineTime] = field(default_factory=list)
     scopes: list[ScopeTime] = field(default_factory=list)
     by_step: Counter[int] = field(default_factory=Counter)
-    runs: list[tuple[Run, Launch | None]] = field(default_factory=list)
+    traced_runs: int = 0
+    like_traced_runs: int = 0
+    unknown_runs: int = 0
+
+
+class TraceWindows:
+    """Traces the device in windows of some steps, so that it costs a few per cent at most.
+
+    A trace makes each instruction half a microsecond longer, which small ones feel. So a program is
+    traced in the first eight runs, in the first one after it was compiled, and then in two of
+    fifty. The other runs are taken to be like those.
+
+    Attributes:
+        traces: In order of time.
+        fault: Why there is no trace; empty if there is one.
+    """
+
+    def __init__(self) -> None:
+        self.traces: list[DeviceTrace] = []
+        self.fault = ""
+        self._traced: Counter[str] = Counter()
+        self._wanted: Counter[str] = Counter()
+        self._since: Counter[str] = Counter()
+        self._latest: set[str] = set()
+        self._open: DeviceTrace | None = None
+
+    def begin(self) -> None:
+        """Trace from now on, unless that is under way or cannot be done."""
+        from lazyrt import tools
+        from lazyrt.errors import UsageError
+
+        if self._open is not None or self.fault:
+            return
+        try:
+            self._open = tools.device_trace()
+        except UsageError as error:
+            self.fault = str(error)
+            return
+        self.traces.append(self._open)
+
+    def end(self) -> None:
+        """Trace no more for now."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def launched(self, fingerprint: str) -> None:
+        """Take note of a run of a program."""
+        self._latest.add(fingerprint)
+        if self._open is None:
+            self._since[fingerprint] += 1
+        else:
+            self._traced[fingerprint] += 1
+            self._since[fingerprint] = 0
+
+    def barrier_ended(self) -> None:
+        """Begin or end a window."""
+        latest, self._latest = self._latest, set()
+        if not latest:
+            return
+        for each in latest:
+            if self._since[each] >= _UNTRACED_RUNS:
+                self._wanted[each] = self._traced[each] + _AGAIN_RUNS
+        if any(self._traced[each] < self._want(each) for each in latest):
+            self.begin()
+        else:
+            self.end()
+
+    def _want(self, fingerprint: str) -> int:
+        return max(_FIRST_RUNS, self._wanted[fingerprint])
+
+
+def _without_cut(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a window without those at its ends that lack instructions."""
+    whole: dict[int, frozenset[str]] = {}
+    for run in runs:
+        if len(run.ops) > len(whole.get(run.program, ())):
+            whole[run.program] = run.ops
+    ends = (runs[0], runs[-1]) if runs else ()
+    return [run for run in runs if run not in ends or run.ops == whole[run.program]]
 
 
 def launches_of_runs(
@@ -505,27 +585,43 @@ def launches_of_runs(
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
 ) -> list[Launch | None]:
-    """Return which launch each run came from: the first one before it that has its instructions."""
-    left = list(launches)
-    known: dict[int, str] = {}
+    """Return which launch each run came from: the latest one before it that fits.
+
+    Runs come in the order of their launches, so those before a run's are not looked at again.
+    """
     found: list[Launch | None] = []
+    left = deque(launches)
     for run in runs:
-        chosen = next(
-            (
-                launch
-                for launch in left
-                if launch.time_ns <= run.start_ns + _TOLERANCE_NS
-                and any(p.has(run.ops) for p in programs.get(launch.fingerprint, ()))
-            ),
-            None,
-        )
-        if chosen is not None:
-            left.remove(chosen)
-            known[run.program] = chosen.fingerprint
-        elif run.program in known:  # it was launched before the profile began
-            chosen = Launch(known[run.program], "step", -1, run.start_ns)
-        found.append(chosen)
+        fits = [
+            k
+            for k, launch in enumerate(left)
+            if launch.time_ns <= run.start_ns + _TOLERANCE_NS
+            and any(each.has(run.ops) for each in programs.get(launch.fingerprint, ()))
+        ]
+        found.append(left[fits[0]] if fits else None)
+        if fits:
+            del left[fits[0]]
     return found
+
+
+class _Sums:
+    """Adds up the device's time by place and step."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+        self.line_runs: Counter[tuple[str, int, int | None]] = Counter()
+        self.by_step: Counter[int] = Counter()
+
+    def add(
+        self, costs: Mapping[Place, Sequence[float]], launch: Launch | None
+    ) -> None:
+        """Add what one run cost."""
+        for where, numbers in costs.items():
+            for k, number in enumerate(numbers):
+                self.by_place[where][k] += number
+        self.line_runs.update({where[:3] for where in costs})
+        if launch is not None and launch.purpose == "step":
+            self.by_step[launch.step] += round(sum(ns for ns, *_ in costs.values()))
 
 
 def device_time(
@@ -540,48 +636,92 @@ def device_time(
         launches: What was handed to the device, in order.
         programs: The builds of each program, by fingerprint.
     """
-    found = DeviceTime()
-    by_place: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
-    line_runs: Counter[tuple[str, int, int | None]] = Counter()
+    sums = _Sums()
+    known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
+    busy: list[Interval] = []
     left = list(launches)
+    count = 0
     for trace in traces:
         traced = read_trace(trace)
-        matched = launches_of_runs(traced.runs, left, programs)
+        runs = _without_cut(traced.runs)
+        near = (
+            [each for each in left if each.time_ns <= runs[-1].end_ns] if runs else []
+        )
+        matched = launches_of_runs(runs, near, programs)
         left = [each for each in left if each not in matched]
-        for run, launch in zip(traced.runs, matched, strict=True):
-            found.runs.append((run, launch))
-            spent = traced.spent.get(run[:3], Counter())
-            if launch is not None and launch.purpose == "step":
-                found.by_step[launch.step] += sum(spent.values())
+        for run, launch in zip(runs, matched, strict=True):
+            count += 1
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
             program = next((p for p in builds if p.has(run.ops)), None)
-            times = traced.times.get(run[:3], Counter())
-            lines = set()
-            for where, numbers in _run_costs(program, spent, times):
-                for k, number in enumerate(numbers):
-                    by_place[where][k] += number
-                lines.add(where[:3])
-            line_runs.update(lines)
-    found.busy = union((run.start_ns, run.end_ns) for run, _ in found.runs)
-    found.lines = _lines(by_place, line_runs)
-    found.scopes = _scopes(by_place)
-    return found
+            costs = _run_costs(program, traced.spent[run.key], traced.times[run.key])
+            sums.add(costs, launch)
+            busy.append((run.start_ns, run.end_ns))
+            if launch is not None:
+                known[launch.fingerprint].append(costs)
+    means = {name: _mean(costs) for name, costs in known.items()}
+    guessed = [launch for launch in left if launch.fingerprint in means]
+    for launch in guessed:
+        sums.add(means[launch.fingerprint], launch)
+    return DeviceTime(
+        busy=_with_guesses(busy, [(g, _length(means[g.fingerprint])) for g in guessed]),
+        lines=_lines(sums.by_place, sums.line_runs),
+        scopes=_scopes(sums.by_place),
+        by_step=sums.by_step,
+        traced_runs=count,
+        like_traced_runs=len(guessed),
+        unknown_runs=len(left) - len(guessed),
+    )
+
+
+def _length(costs: Mapping[Place, Sequence[float]]) -> int:
+    return round(sum(ns for ns, *_ in costs.values()))
+
+
+def _mean(
+    runs: Sequence[Mapping[Place, Sequence[float]]],
+) -> dict[Place, Sequence[float]]:
+    total: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+    for costs in runs:
+        for where, numbers in costs.items():
+            for k, number in enumerate(numbers):
+                total[where][k] += number / len(runs)
+    return {**total}
+
+
+def _with_guesses(
+    busy: Sequence[Interval], guessed: Sequence[tuple[Launch, int]]
+) -> list[Interval]:
+    """Return when the device worked, runs that were not traced taken to begin once it was free."""
+    found = sorted(busy)
+    free = 0
+    position = 0
+    for launch, length in guessed:
+        while position < len(found) and found[position][0] <= launch.time_ns:
+            free = max(free, found[position][1])
+            position += 1
+        start = max(launch.time_ns, free)
+        free = start + length
+        found.insert(position, (start, free))
+        position += 1
+    return union(found)
 
 
 def _run_costs(
     program: Program | None, spent: Counter[str], times: Counter[str]
-) -> Iterator[tuple[Place, tuple[float, float, float]]]:
-    """Yield nanoseconds, operations and bytes of one run by place."""
+) -> dict[Place, Sequence[float]]:
+    """Return nanoseconds, operations and bytes of one run by place."""
+    found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
     for op, ns in spent.items():
         if program is None:
-            yield Place(), (float(ns), 0.0, 0.0)
+            found[Place()][0] += ns
             continue
         count, nbytes = program.cost(op)
         for where, share in program.shares(op).items():
-            yield (
-                where,
-                (ns * share, count * share * times[op], nbytes * share * times[op]),
-            )
+            sums = found[where]
+            sums[0] += ns * share
+            sums[1] += count * share * times[op]
+            sums[2] += nbytes * share * times[op]
+    return {**found}
 
 
 def _lines(

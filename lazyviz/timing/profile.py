@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lazyrt.observe.events import Event
-    from lazyrt.tools import DeviceTrace, Pause
+    from lazyrt.tools import Pause
     from lazyviz.timing.device_time import (
         DeviceTime,
         Launch,
@@ -69,9 +69,8 @@ class Profile(Displayed):
         self._thread = thread
         self._noted: list[Noted] = []
         self._pauses: list[Pause] = []
-        self._traces: list[DeviceTrace] = []
+        self._windows = device.TraceWindows()
         self._open: list[Any] = []
-        self.note = ""
 
     @classmethod
     def of(
@@ -116,20 +115,9 @@ class Profile(Displayed):
         self._thread = thread
         self.start_ns = time.perf_counter_ns()
         self._open.append(lazyrt.subscribe(self._note, exact=False))
-        self._begin_trace()
+        self._windows.begin()
         self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
         return self
-
-    def _begin_trace(self) -> None:
-        from lazyrt import tools
-
-        try:
-            trace = tools.device_trace()
-        except ValueError as error:
-            self.note = str(error)
-            return
-        self._traces.append(trace)
-        self._open.append(trace)
 
     def stop(self, *, wait: bool = True) -> Self:
         """End it; stopping twice is harmless.
@@ -146,6 +134,7 @@ class Profile(Displayed):
             lazyrt.wait()
         for each in reversed(opened):
             each.close()
+        self._windows.end()
         self.end_ns = time.perf_counter_ns()
         return self
 
@@ -161,12 +150,19 @@ class Profile(Displayed):
         self.stop(wait=error is None)
 
     def _note(self, event: Event) -> None:
+        kind = type(event).__name__
+        if kind == "ExecuteStarted":
+            self._windows.launched(event.fingerprint)  # type: ignore[attr-defined]
+        elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
+            self._windows.begin()
         if len(self._noted) >= _MAX_NOTES:
             self.dropped += 1
             return
         self._noted.append(
             host.Noted(event, time.perf_counter_ns(), threading.get_ident())
         )
+        if kind == "BarrierFinished":
+            self._windows.barrier_ended()
 
     # -------------------------------------------------------------------- what it says
 
@@ -192,7 +188,7 @@ class Profile(Displayed):
             for event, _, _ in self._noted
             if type(event).__name__ == "ExecuteStarted"
         ]
-        return device.device_time(self._traces, launches, _programs(launches))
+        return device.device_time(self._windows.traces, launches, _programs(launches))
 
     @cached_property
     def steps(self) -> tuple[StepTime, ...]:

@@ -30,7 +30,7 @@ from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node
@@ -162,18 +162,21 @@ def drop(keys: Iterable[str]) -> None:
 
 def executable_of(fingerprint: str) -> Any:
     """Return the executable by which steps last ran a graph; None if none is in memory."""
-    return next(executables_of(fingerprint), None)
-
-
-def executables_of(fingerprint: str) -> Iterator[Any]:
-    """Yield the executables by which steps ran a graph, the latest used first."""
     with _lock:
-        found = [
-            _executables[key]
-            for key in reversed(_executables)
-            if key.startswith(fingerprint) and _is_of_step(key)
-        ]
-    yield from found
+        for key in reversed(_executables):
+            if key.startswith(fingerprint) and _is_of_step(key):
+                return _executables[key]
+    return None
+
+
+def executables_of(fingerprint: str) -> tuple[Any, ...]:
+    """Return all builds of a graph that are in memory, those for peeks, too."""
+    with _lock:
+        return tuple(
+            executable
+            for key, executable in _executables.items()
+            if key.startswith(fingerprint)
+        )
 
 
 def estimate_ns(nodes: int) -> int:
