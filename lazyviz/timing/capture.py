@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import output_file
 from lazyviz.doc import Doc, Line
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from lazyrt.tools import Captured, DeviceTrace, Making, Pause
+    from lazyrt.tools import Captured, Making, Pause
     from lazyviz.timing.gaps import Noted
 
 KIND = "lazyviz"
 RING_S = 30.0
-_PIECES = 8  # of a ring's trace of the device, which gives way piece by piece
+_MAX_TRACES = 64  # of a ring: each is of a few runs, which stand for those around them
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
 _MAX_NOTES = 200_000  # of a ring: some twenty seconds of a loop of very short steps
@@ -171,29 +171,11 @@ class Ring(Profile):
         self.seconds = seconds
         self._noted: deque[Noted] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
         self._pauses: deque[Pause] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
-        self._ended: deque[tuple[int, DeviceTrace]] = deque()
-        self._tracing = threading.RLock()
-        self._over = threading.Event()
-
-    def start(self) -> Self:
-        """Begin, with a thread that keeps the traces of the device short."""
-        super().start()
-        threading.Thread(
-            target=self._turn, name="lazyviz profile ring", daemon=True
-        ).start()
-        return self
-
-    def stop(self, *, wait: bool = True) -> Self:
-        """End it; stopping twice is harmless."""
-        self._over.set()
-        return super().stop(wait=wait)
 
     def last(self, seconds: float) -> Profile:
         """Return the profile of the last seconds up to now."""
-        with self.without_trace():
-            now = time.perf_counter_ns()
-            noted, pauses = tuple(self._noted), tuple(self._pauses)
-            traces = [trace for _, trace in self._ended]
+        now = time.perf_counter_ns()
+        noted, pauses = tuple(self._noted), tuple(self._pauses)
         since = max(now - int(min(seconds, self.seconds) * 1e9), self.start_ns)
         if len(noted) == _MAX_NOTES:
             since = max(since, noted[0].now_ns)
@@ -203,34 +185,23 @@ class Ring(Profile):
             self._thread or 0,
             since,
             now,
-            traces,
+            [trace for trace in self._windows.traces if trace.data],
         )
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """End the trace of the device, of which there is one at a time, and begin another after."""
-        with self._tracing:
-            for trace in self._traces:
-                trace.close()
-                if trace in self._open:
-                    self._open.remove(trace)
-                self._ended.append((time.perf_counter_ns(), trace))
-            self._traces.clear()
-            try:
-                yield
-            finally:
-                if self.is_running:
-                    self._begin_trace()
-
-    def _turn(self) -> None:
-        while not self._over.wait(max(self.seconds / _PIECES, 1.0)):
-            with self.without_trace():
-                self._forget(self._ended, operator.itemgetter(0))
+        """Let another profile have the trace of the device, of which there is one at a time."""
+        self._windows.rest(on=True)
+        try:
+            yield
+        finally:
+            self._windows.rest(on=False)
 
     def _note(self, event: Any) -> None:
         super()._note(event)
         self._forget(self._noted, operator.attrgetter("now_ns"))
         self._forget(self._pauses, operator.attrgetter("end_ns"))
+        del self._windows.traces[:-_MAX_TRACES]
 
     def _forget(self, kept: deque[Any], ended: Callable[[Any], int]) -> None:
         since = time.perf_counter_ns() - int(self.seconds * 1e9)
@@ -325,8 +296,6 @@ def _make(making: Making) -> bytes:
             making.wait()
         finally:
             profile.stop(wait=False)
-    if profile.note:
-        making.notes.append(profile.note.removesuffix("."))
     if profile.dropped:
         making.notes.append(
             f"{text.plural(profile.dropped, 'event')} more came than a profile keeps, so its end "

@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -523,26 +524,37 @@ class TraceWindows:
         self._since: Counter[str] = Counter()
         self._latest: set[str] = set()
         self._open: DeviceTrace | None = None
+        self._lock = threading.RLock()  # another thread may end it
+        self._rests = False
 
     def begin(self) -> None:
         """Trace from now on, unless that is under way or cannot be done."""
         from lazyrt import tools
         from lazyrt.errors import UsageError
 
-        if self._open is not None or self.fault:
-            return
-        try:
-            self._open = tools.device_trace()
-        except UsageError as error:
-            self.fault = str(error)
-            return
-        self.traces.append(self._open)
+        with self._lock:
+            if self._open is not None or self.fault or self._rests:
+                return
+            try:
+                self._open = tools.device_trace()
+            except UsageError as error:
+                self.fault = str(error)
+                return
+            self.traces.append(self._open)
 
     def end(self) -> None:
         """Trace no more for now."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        with self._lock:
+            if self._open is not None:
+                self._open.close()
+                self._open = None
+
+    def rest(self, *, on: bool) -> None:
+        """Begin no trace until told otherwise: another profile takes one, or this one is over."""
+        with self._lock:
+            self._rests = on
+            if on:
+                self.end()
 
     def launched(self, fingerprint: str) -> None:
         """Take note of a run of a program."""

@@ -15,9 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lazyviz.doc import Doc, Fold, Line, Note, Part, Table
+from lazyviz.doc import Doc, Fold, Line, Note, Part, Points, Table
 from lazyviz.render import text
 from lazyviz.shell.displayed import Displayed
+from lazyviz.timing import advice
 from lazyviz.timing import device_time as device
 from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lazyrt.observe.events import Event
-    from lazyrt.tools import Pause
+    from lazyrt.tools import DeviceTrace, Pause
+    from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
         DeviceTime,
         Launch,
@@ -85,7 +87,7 @@ class Profile(Displayed):
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
         found._noted, found._pauses = list(noted), list(pauses)
-        found._traces = list(traces)
+        found._windows.traces.extend(traces)
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
 
@@ -134,7 +136,7 @@ class Profile(Displayed):
             lazyrt.wait()
         for each in reversed(opened):
             each.close()
-        self._windows.end()
+        self._windows.rest(on=True)
         self.end_ns = time.perf_counter_ns()
         return self
 
@@ -215,6 +217,31 @@ class Profile(Displayed):
         """The device's time by scope, the largest first."""
         return tuple(self._device.scopes)
 
+    @cached_property
+    def inputs(self) -> tuple[InputTime, ...]:
+        """How the loops got their batches, the one that waited longest first."""
+        self._require_end()
+        thread = self._thread or 0
+        return tuple(
+            advice.input_times(self._noted, self._pauses, thread, self._busy_between)
+        )
+
+    @cached_property
+    def reads(self) -> tuple[ReadTime, ...]:
+        """The lines that read values of the device again and again, the costliest first."""
+        thread = self._thread or 0
+        return tuple(advice.read_times(self._noted, thread, self._busy_between))
+
+    def _busy_between(self, start: int, end: int) -> int:
+        return host.overlap_ns(self._device.busy, start, end)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would make a step shorter, in sentences; empty where little would."""
+        every = [each.sentence for each in self.inputs]
+        every += [each.sentence for each in self.reads]
+        return tuple(filter(None, every))
+
     @property
     def duration_ns(self) -> int:
         """How long it was taken."""
@@ -250,6 +277,7 @@ class Profile(Displayed):
                 }
                 for each in self.steps
             ],
+            "advice": list(self.advice),
             "dropped": self.dropped,
         }
 
@@ -265,6 +293,8 @@ class Profile(Displayed):
             state = "is being taken" if self.is_running else "has not begun"
             return Doc([Line(f"This profile {state}.")])
         parts: list[Part] = [Line(self._summary())]
+        if self.advice:
+            parts.append(Points(self.advice))
         if self.gaps:
             parts.append(self._gap_table())
         if self.lines:
