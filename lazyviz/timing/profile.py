@@ -116,7 +116,7 @@ class Profile(Displayed):
             lazyrt.wait()
         for each in reversed(opened):
             each.close()
-        self._windows.end()
+        self._windows.finish()
         self.end_ns = time.perf_counter_ns()
         return self
 
