@@ -7,9 +7,9 @@ Rules:
 * The device works from the first instruction of a program's run to the last. The instructions share
   this time by how long each ran, the innermost ones where they nest: those that ran side by side, and
   those between which a thread had nothing to do, in proportion, too.
-* A fusion's time is shared by the work of the instructions inside, in operations on numbers, where
-  a division or a root counts 5, an exponential or logarithm 12, and other functions 20. A fusion
-  that only moves data is shared by bytes.
+* A fusion's time is shared by the work of the instructions inside: their operations on numbers,
+  where one of a function such as `exp` counts as much as the additions that take as long (measured
+  with XLA on a CPU, see `_WEIGHTS`). A fusion that only moves data is shared by bytes.
 * The time of a backward op counts for the line whose forward op it differentiates, as `backward_ns`.
   What follows from gradients, and what only that needs, is the update.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -53,19 +54,20 @@ _MOVES = frozenset(
      "dynamic-slice", "dynamic-update-slice", "gather", "reverse", "select", "compare"}
 )  # fmt: skip
 _WEIGHTS = {
-    **dict.fromkeys(("divide", "sqrt", "rsqrt", "remainder", "cbrt"), 5.0),
+    **dict.fromkeys(("divide", "remainder"), 4.0),
+    "sqrt": 8.0,
+    "erf": 50.0,
+    **dict.fromkeys(("tanh", "log", "sine", "cbrt", "atan2"), 70.0),
     **dict.fromkeys(
-        ("exponential", "log", "exponential-minus-one", "log-plus-one"), 12.0
+        ("exponential", "rsqrt", "logistic", "cosine", "tan", "log-plus-one"), 95.0
     ),
-    **dict.fromkeys(
-        ("tanh", "erf", "logistic", "power", "sine", "cosine", "tan", "atan2"), 20.0
-    ),
+    "exponential-minus-one": 105.0,
+    "power": 570.0,
 }
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
-_FIRST_RUNS = 8
-_AGAIN_RUNS = 2
-_UNTRACED_RUNS = 50
+_FIRST_RUNS = 2
+_BUDGET = 0.01
 
 
 class Place(NamedTuple):
@@ -505,11 +507,11 @@ class DeviceTime:
 
 
 class TraceWindows:
-    """Traces the device in windows of some steps, so that it costs a few per cent at most.
+    """Traces the device in windows of some steps, so that it costs about one per cent.
 
-    A trace makes each instruction half a microsecond longer, which small ones feel. So a program is
-    traced in the first eight runs, in the first one after it was compiled, and then in two of
-    fifty. The other runs are taken to be like those.
+    To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
+    program is traced in its first runs, and after that as long as collecting takes at most a hundredth
+    of the time. The other runs are taken to be like those.
 
     Attributes:
         traces: In order of time.
@@ -520,10 +522,12 @@ class TraceWindows:
         self.traces: list[DeviceTrace] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
-        self._wanted: Counter[str] = Counter()
-        self._since: Counter[str] = Counter()
         self._latest: set[str] = set()
+        self._began_ns = time.perf_counter_ns()
+        self._spent_ns = 0  # for traces that have ended
+        self._ended_runs = self._runs = 0
         self._open: DeviceTrace | None = None
+        self._ending: threading.Thread | None = None
         self._lock = threading.RLock()  # another thread may end it
         self._rests = False
 
@@ -533,7 +537,7 @@ class TraceWindows:
         from lazyrt.errors import UsageError
 
         with self._lock:
-            if self._open is not None or self.fault or self._rests:
+            if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
             try:
                 self._open = tools.device_trace()
@@ -543,43 +547,61 @@ class TraceWindows:
             self.traces.append(self._open)
 
     def end(self) -> None:
-        """Trace no more for now."""
+        """Trace no more for now; another thread collects, as that takes a while."""
         with self._lock:
-            if self._open is not None:
-                self._open.close()
-                self._open = None
+            trace, self._open = self._open, None
+            if trace is None:
+                return
+            runs, self._runs = self._runs, 0
+            self._ending = threading.Thread(
+                target=self._collect, args=(trace, runs), name="lazyviz-trace"
+            )
+            self._ending.start()
 
     def rest(self, *, on: bool) -> None:
-        """Begin no trace until told otherwise: another profile takes one, or this one is over."""
+        """Begin no trace until told otherwise: another profile takes one, or this one is over.
+
+        Waits until all is collected.
+        """
         with self._lock:
             self._rests = on
-            if on:
-                self.end()
+            self.end()
+        if self._ending is not None:
+            self._ending.join()
+
+    def _collect(self, trace: DeviceTrace, runs: int) -> None:
+        start = time.perf_counter_ns()
+        trace.close()
+        self._spent_ns += time.perf_counter_ns() - start
+        self._ended_runs += runs
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._ending is not None and self._ending.is_alive()
 
     def launched(self, fingerprint: str) -> None:
         """Take note of a run of a program."""
         self._latest.add(fingerprint)
-        if self._open is None:
-            self._since[fingerprint] += 1
-        else:
+        if self._open is not None:
             self._traced[fingerprint] += 1
-            self._since[fingerprint] = 0
+            self._runs += 1
 
     def barrier_ended(self) -> None:
         """Begin or end a window."""
         latest, self._latest = self._latest, set()
-        if not latest:
-            return
-        for each in latest:
-            if self._since[each] >= _UNTRACED_RUNS:
-                self._wanted[each] = self._traced[each] + _AGAIN_RUNS
-        if any(self._traced[each] < self._want(each) for each in latest):
+        if any(self._traced[each] < _FIRST_RUNS for each in latest) or self._has_budget:
             self.begin()
-        else:
+        elif latest:
             self.end()
 
-    def _want(self, fingerprint: str) -> int:
-        return max(_FIRST_RUNS, self._wanted[fingerprint])
+    @property
+    def _has_budget(self) -> bool:
+        """Whether to collect this window takes a small part of the time so far."""
+        if not self._ended_runs:
+            return False
+        expected = (self._runs + 1) * self._spent_ns / self._ended_runs
+        allowed = (time.perf_counter_ns() - self._began_ns) * _BUDGET
+        return bool(self._spent_ns + expected <= allowed)
 
 
 def _without_cut(runs: Sequence[Run]) -> list[Run]:

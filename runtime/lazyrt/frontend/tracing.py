@@ -142,7 +142,7 @@ def watch_tracing() -> TracingWatch:
 MIN_PAUSE_NS = 1_000_000
 _OFTEN_S = 0.001
 _SELDOM_S = 0.008
-_CREDIT = 30  # looks at a busy program that a watch begins with
+_CREDIT = 10  # looks at a busy program that a watch begins with
 _PART = 0.1  # of the looks at a busy program that give credit back
 _QUIET_NS = 300_000  # a program that has recorded nothing for so long may be in a pause
 _RESOLUTION = 20  # samples of a long pause lie closer than this part of it
