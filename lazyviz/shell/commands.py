@@ -146,6 +146,24 @@ def _timeline(asked: Command) -> Doc:
 
 
 @view(
+    "profile",
+    help="the last profile that `with lazyviz.profile():` took: the lines that waited, the "
+    "device's time by line, the steps",
+    topic=RESOURCES,
+)
+def _profile(asked: Command) -> Doc:
+    from lazyviz.timing import profile as profiles
+
+    asked.refuse_rest()
+    latest = profiles.latest()
+    if latest is None:
+        raise NothingToShow(
+            "no profile was taken yet. `with lazyviz.profile():` around some steps takes one."
+        )
+    return latest.doc()
+
+
+@view(
     "compile",
     magic="[STEP]",
     help="what compiling takes, or will take, and for which blocks",
