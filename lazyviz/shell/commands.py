@@ -148,7 +148,8 @@ def _timeline(asked: Command) -> Doc:
 @view(
     "profile",
     help={
-        "[S]": "where the time of the last S seconds went, if it is kept",
+        "[S]": "the last profile: the lines that waited, the device's time by line, the steps; of "
+        "the last S seconds, if they are kept",
         "on [S]": "keep the last S seconds, by default 30; %lazy profile off ends that",
     },
     topic=RESOURCES,

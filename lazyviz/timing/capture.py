@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz.command_line import output_file
 from lazyviz.doc import Doc, Line
 from lazyviz.render import text
-from lazyviz.timing.profile import Profile
+from lazyviz.timing.profile import Profile, latest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -238,9 +238,13 @@ def run_magic(rest: str) -> Profile | str:
         seconds = _seconds(" ".join(words)) if words else _MAX_S
     except ValueError as error:
         raise ValueError(f"%lazy profile {rest}: {error}. {_LINE_USAGE}.") from None
-    if not _rings:
-        return f"Nothing is kept. {_LINE_USAGE}. {_USAGE}."
-    return _rings[0].last(seconds)
+    if _rings:
+        return _rings[0].last(seconds)
+    taken = latest() if not words else None
+    if taken is None:
+        none = "Nothing is kept" if words else "No profile was taken yet"
+        return f"{none}. {_USAGE}. {_LINE_USAGE}."
+    return taken
 
 
 def _begin_ring(seconds: float) -> str:

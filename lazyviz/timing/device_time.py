@@ -67,7 +67,7 @@ _WEIGHTS = {
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
 _FIRST_RUNS = 2
-_BUDGET = 0.01
+_BUDGET = 0.005
 
 
 class Place(NamedTuple):
@@ -474,13 +474,27 @@ class LineTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeTime:
-    """What one scope cost the device: its labels and its module, joined by `/`."""
+    """What one scope cost.
+
+    Attributes:
+        scope: Labels and module, joined by `/`.
+        device_ns: Time of the device at its ops: `forward_ns`, `backward_ns` and `update_ns`.
+        host_ns: How long the program was in its blocks; 0 for a module.
+        busy_ns: How long the device worked at anything meanwhile.
+    """
 
     scope: str
     device_ns: int = 0
     forward_ns: int = 0
     backward_ns: int = 0
     update_ns: int = 0
+    host_ns: int = 0
+    busy_ns: int = 0
+
+    @property
+    def duty_cycle(self) -> float:
+        """The part of its blocks' time in which the device worked, from 0 to 1."""
+        return self.busy_ns / self.host_ns if self.host_ns else 0.0
 
 
 @dataclass(slots=True)
@@ -507,18 +521,22 @@ class DeviceTime:
 
 
 class TraceWindows:
-    """Traces the device in windows of some steps, so that it costs about one per cent.
+    """Traces the device in windows of some steps, so that it costs a per cent at most.
 
     To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
-    program is traced in its first runs, and after that as long as collecting takes at most a hundredth
-    of the time. The other runs are taken to be like those.
+    program is traced in its first runs, and after that as long as collecting takes at most half a
+    hundredth of the time. The other runs are taken to be like those.
 
     Attributes:
         traces: In order of time.
         fault: Why there is no trace; empty if there is one.
+
+    Args:
+        is_whole: Whether to trace all of the time, whatever that costs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
         self.traces: list[DeviceTrace] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
@@ -589,6 +607,8 @@ class TraceWindows:
     def barrier_ended(self) -> None:
         """Begin or end a window."""
         latest, self._latest = self._latest, set()
+        if self._is_whole:
+            return
         if any(self._traced[each] < _FIRST_RUNS for each in latest) or self._has_budget:
             self.begin()
         elif latest:

@@ -7,6 +7,8 @@ taken out of a pause; the rest is the program's own time, a gap.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,12 +44,14 @@ class Stretch(NamedTuple):
         phase: One of the ledger's phases.
         start_ns, end_ns: When.
         site: The user's line, if it is known.
+        is_sampled: Whether the line was seen in this very stretch.
     """
 
     phase: str
     start_ns: int
     end_ns: int
     site: SourceLocation | None
+    is_sampled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,14 @@ class HostTime:
     stretches: list[Stretch] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)
 
+    def between(self, start_ns: int, end_ns: int) -> Iterator[Stretch]:
+        """Yield what the thread did in some time; stretches do not overlap."""
+        ends = bisect.bisect_right(self.stretches, start_ns, key=lambda s: s.end_ns)
+        for each in self.stretches[ends:]:
+            if each.start_ns >= end_ns:
+                return
+            yield each
+
 
 def host_time(
     noted: Iterable[Noted],
@@ -125,20 +137,20 @@ def host_time(
         end_ns: When it ended.
     """
     found = HostTime()
-    current: list[SourceLocation | None] = [None]
+    current: tuple[SourceLocation | None, bool] = (None, True)
 
     def told(phase: str, pieces: list[Interval], _site: str) -> None:
         for start, end in pieces:
-            found.stretches.append(Stretch(phase, start, end, current[0]))
+            found.stretches.append(Stretch(phase, start, end, *current))
 
     tally = Tally(ledger=Ledger(start_ns), thread=thread, told=told)
     for one in _merged(noted, pauses):
         if isinstance(one, Noted):
-            current[0] = getattr(one.event, "site", None)
+            current = getattr(one.event, "site", None), True
             tally.add(one.event, one.now_ns, one.thread)
             continue
         for run in one:
-            current[0] = run.site
+            current = run.site, run.is_sampled
             tally.add(Quiet(run.start_ns, run.end_ns, run.site), run.end_ns, thread)
     found.stretches.sort(key=lambda each: each.start_ns)
     found.parts = tally.ledger.parts(end_ns)
@@ -199,7 +211,8 @@ def lines_of(pause: Pause, usual: dict[_Place, SourceLocation]) -> list[Stretch]
         since = until
     if not runs:
         site = usual.get(pause.after) or next(iter(pause.after), None)
-        return [Stretch("python", pause.start_ns, pause.end_ns, site)]
+        run = Stretch("python", pause.start_ns, pause.end_ns, site)
+        return [run._replace(is_sampled=False)]
     return _merge_short(runs)
 
 
@@ -250,7 +263,7 @@ class StepTime:
         number: The runtime's number of the step.
         name, step_num: Of the `step()` block that it ran in; empty and None without one.
         cause: What asked for the barrier, such as `mark_step()`.
-        file, line: Where.
+        file, line, cell: Where.
         start_ns, duration_ns: From the end of the step before to the end of its barrier.
         parts: Nanoseconds of each phase of the host, which add up to the duration.
         nodes: Ops that ran.
@@ -266,6 +279,7 @@ class StepTime:
     cause: str = ""
     file: str = ""
     line: int = 0
+    cell: int | None = None
     start_ns: int = 0
     duration_ns: int = 0
     parts: dict[str, int] = field(default_factory=dict)
@@ -297,8 +311,8 @@ class StepTime:
 
 
 def overlap_ns(intervals: Sequence[Interval], start: int, end: int) -> int:
-    """Return how much of a stretch some intervals cover; they are disjoint."""
-    return sum(max(0, min(b, end) - max(a, start)) for a, b in intervals)
+    """Return how much of a stretch some intervals cover; they are disjoint and in order."""
+    return sum(min(b, end) - max(a, start) for a, b in _within(intervals, start, end))
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -310,6 +324,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
         elif end > start:
             found.append((start, end))
     return found
+
+
+def _within(intervals: Sequence[Interval], start: int, end: int) -> Iterator[Interval]:
+    """Yield the intervals that reach into a stretch."""
+    first = bisect.bisect_right(intervals, start, key=lambda interval: interval[1])
+    for each in itertools.islice(intervals, first, None):
+        if each[0] >= end:
+            return
+        yield each
 
 
 def step_times(
@@ -351,9 +374,8 @@ def step_times(
             continue
         site = event.site
         both = sum(
-            overlap_ns(busy, max(a, since), min(b, now))
-            for a, b in waits
-            if a < now and b > since
+            overlap_ns(waits, max(a, since), min(b, now))
+            for a, b in _within(busy, since, now)
         )
         working = overlap_ns(busy, since, now)
         found.append(
@@ -364,6 +386,7 @@ def step_times(
                 cause=event.cause,
                 file=site.file if site is not None else "",
                 line=site.line if site is not None else 0,
+                cell=site.cell if site is not None else None,
                 start_ns=since,
                 duration_ns=now - since,
                 parts=_parts(host, since, now),
@@ -380,16 +403,150 @@ def step_times(
 
 def _parts(host: HostTime, start: int, end: int) -> dict[str, int]:
     parts: Counter[str] = Counter()
-    for each in host.stretches:
-        inside = min(each.end_ns, end) - max(each.start_ns, start)
-        if inside > 0:
-            parts[each.phase] += inside
+    for each in host.between(start, end):
+        parts[each.phase] += min(each.end_ns, end) - max(each.start_ns, start)
     parts["trace"] += end - start - sum(parts.values())
     return {phase: ns for phase, ns in parts.items() if ns > 0}
 
 
+# ------------------------------------------------------------------- the device at rest
+
+BUILD, TRANSFER, START, PROGRAM = (
+    "building the next graph",
+    "transfer",
+    "load and start",
+    "the program's own lines",
+)
+COMPILE, WAIT = "compiling", "waiting"
+_CHUNKS = {
+    "python": PROGRAM,
+    "trace": BUILD,
+    "dynamo": BUILD,
+    "lower": COMPILE,
+    "compile": COMPILE,
+    "transfer": TRANSFER,
+    "dispatch": START,
+    "execute": WAIT,
+    "peek": WAIT,
+    "fallback": "ops on the CPU",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """A stretch of a millisecond or more in which the device had nothing to do.
+
+    Attributes:
+        start_ns, duration_ns: When, of `time.perf_counter_ns`, and how long.
+        chunks: What the host did meanwhile, in nanoseconds that add up to the duration:
+            `building the next graph`, `compiling`, `transfer`, `load and start`,
+            `the program's own lines`, ...
+        step: Number of the step that ended it; None after the last one.
+        file, line, cell: The line to look at: where the program waited, what was transferred, or
+            the barrier.
+        sentence: All of it in words, and what would close it.
+    """
+
+    start_ns: int
+    duration_ns: int
+    chunks: dict[str, int]
+    step: int | None = None
+    file: str = ""
+    line: int = 0
+    cell: int | None = None
+    sentence: str = ""
+
+
+def chunks_in(host: HostTime, start: int, end: int) -> dict[str, int]:
+    """Return what the host did in a stretch, the longest chunk first."""
+    found: Counter[str] = Counter()
+    for phase, ns in _parts(host, start, end).items():
+        found[_CHUNKS[phase]] += ns
+    return dict(found.most_common())
+
+
+def idle_of(
+    host: HostTime,
+    busy: Sequence[Interval],
+    steps: Sequence[StepTime],
+    start_ns: int,
+    end_ns: int,
+) -> list[Idle]:
+    """Return the stretches in which the device had nothing to do, in order."""
+    edges = [start_ns, *(edge for interval in busy for edge in interval), end_ns]
+    found = []
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        if end - start < MIN_GAP_NS:
+            continue
+        step = next((each for each in steps if each.end_ns >= end), None)
+        chunks = chunks_in(host, start, end)
+        phase = max(chunks, key=lambda name: chunks[name])
+        site = _site_in(host, start, end, phase)
+        at = place(site.file, site.line, site.cell) if site is not None else ""
+        if site is None and step is not None:
+            at = place(step.file, step.line, step.cell)
+        found.append(
+            Idle(
+                start_ns=start,
+                duration_ns=end - start,
+                chunks=chunks,
+                step=step.number if step is not None else None,
+                file=site.file if site is not None else step.file if step else "",
+                line=site.line if site is not None else step.line if step else 0,
+                cell=site.cell if site is not None else step.cell if step else None,
+                sentence=f"The device is idle for {text.duration(end - start)}: "
+                f"{_chunks_text(chunks)}. {advice(phase, at, step)}",
+            )
+        )
+    return found
+
+
+def _site_in(host: HostTime, start: int, end: int, chunk: str) -> SourceLocation | None:
+    """Return the line that most of a chunk of a stretch was spent at."""
+    weights: Counter[SourceLocation] = Counter()
+    for each in host.between(start, end):
+        if each.site is not None and _CHUNKS[each.phase] == chunk:
+            weights[each.site] += min(each.end_ns, end) - max(each.start_ns, start)
+    return weights.most_common(1)[0][0] if weights else None
+
+
+def _chunks_text(chunks: dict[str, int]) -> str:
+    named = [f"{name} {text.duration(ns)}" for name, ns in chunks.items() if ns]
+    return ", ".join(named)
+
+
+def advice(chunk: str, at: str, step: StepTime | None) -> str:
+    """Return what would close a gap whose longest chunk this is."""
+    line = f"what {at} does" if at else "it"
+    if chunk == PROGRAM:
+        return (
+            f"Do {line} right after the step's barrier, while the device works, or on another "
+            "thread, such as a loader's."
+        )
+    if chunk == BUILD:
+        return (
+            "Record the next step while this one runs: read its results a step later, or "
+            "compile the function with torch.compile, so that it is recorded as one call."
+        )
+    if chunk == COMPILE:
+        why = f" ({step.compiled})" if step is not None and step.compiled else ""
+        return f"A graph was compiled{why}: a step whose graph stays the same runs it again."
+    if chunk == TRANSFER:
+        return (
+            f"Transfer ahead with lazyrt.DeviceLoader instead of at {at or 'the step'}."
+        )
+    if chunk == START:
+        return "Put more work between two barriers: each one takes this time anew."
+    if chunk == WAIT:
+        return "It is waited for results that are there: read several values at once."
+    return "Keep these ops on the device: %lazy fallbacks lists them."
+
+
 def gaps_of(
-    host: HostTime, busy: Sequence[Interval], steps: Sequence[StepTime]
+    host: HostTime,
+    busy: Sequence[Interval],
+    steps: Sequence[StepTime],
+    idle: Sequence[Idle],
 ) -> list[Gap]:
     """Return the stretches of the program's own time, with the line that waited."""
     found = []
@@ -401,7 +558,7 @@ def gaps_of(
         file, line, function = (
             (site.file, site.line, site.function) if site is not None else _NOWHERE
         )
-        step = next((s.number for s in steps if s.end_ns >= each.end_ns), None)
+        step = next((s for s in steps if s.end_ns >= each.end_ns), None)
         gap = Gap(
             start_ns=each.start_ns,
             duration_ns=length,
@@ -410,16 +567,108 @@ def gaps_of(
             function=function,
             cell=site.cell if site is not None else None,
             idle_ns=length - overlap_ns(busy, each.start_ns, each.end_ns),
-            step=step,
+            step=step.number if step is not None else None,
+            is_sampled=each.is_sampled,
         )
-        found.append(_with_sentence(gap))
+        found.append(replace(gap, sentence=_sentence(gap, idle, step)))
     return found
 
 
-def _with_sentence(gap: Gap) -> Gap:
-    at = gap.at or "a line that is not known"
-    words = (
-        f"{at} waits {text.duration(gap.duration_ns)} and records nothing; "
-        f"the device is idle for {text.duration(gap.idle_ns)} of it."
+def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
+    """Return a gap in words: how long, what else keeps the device idle there, what to do."""
+    at = gap.at or "A line that is not known"
+    took = f"{at} takes {text.duration(gap.duration_ns)} in which no op is recorded"
+    if not gap.idle_ns:
+        return f"{took}; the device works meanwhile, so nothing is lost."
+    around = next(
+        (
+            each
+            for each in idle
+            if each.start_ns < gap.end_ns
+            and each.start_ns + each.duration_ns > gap.start_ns
+        ),
+        None,
     )
-    return replace(gap, sentence=words)
+    part = text.duration(gap.idle_ns) if gap.idle_ns < gap.duration_ns else "all"
+    words = [f"{took}, and the device is idle for {part} of it."]
+    if around is not None:
+        three = ", ".join(
+            f"{name} {text.duration(around.chunks.get(name, 0))}"
+            for name in (BUILD, TRANSFER, START)
+        )
+        words.append(
+            f"It is part of {text.duration(around.duration_ns)} without work: {three}."
+        )
+    words.append(advice(PROGRAM, gap.at, step))
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A line at which the program waited for the device, so that nothing overlapped.
+
+    Attributes:
+        file, line, cell: Where.
+        cause: What was waited for, such as `read by .item() of loss`.
+        duration_ns: How long, all times together.
+        times: How often.
+    """
+
+    file: str
+    line: int
+    cell: int | None = None
+    cause: str = ""
+    duration_ns: int = 0
+    times: int = 0
+
+    @property
+    def at(self) -> str:
+        """The line in short."""
+        return place(self.file, self.line, self.cell)
+
+
+def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
+    """Return the lines that waited for the device, the longest first."""
+    causes: dict[SourceLocation, str] = {}
+    for event, _, _ in noted:
+        if isinstance(event, events.BarrierFinished) and event.site is not None:
+            of = f" of {event.tensor}" if event.tensor else ""
+            causes.setdefault(event.site, f"{event.cause}{of}")
+    spent: Counter[SourceLocation] = Counter()
+    times: Counter[SourceLocation] = Counter()
+    for k, each in enumerate(host.stretches):
+        if each.phase != "execute":
+            continue
+        site = each.site
+        if site is None and k + 1 < len(host.stretches):
+            site = host.stretches[k + 1].site  # the copy of what was waited for
+        if site is not None:
+            spent[site] += each.end_ns - each.start_ns
+            times[site] += 1
+    return [
+        Wait(
+            file=site.file,
+            line=site.line,
+            cell=site.cell,
+            cause=causes.get(site, ""),
+            duration_ns=ns,
+            times=times[site],
+        )
+        for site, ns in spent.most_common()
+    ]
+
+
+def block_times(
+    noted: Sequence[Noted], busy: Sequence[Interval]
+) -> dict[str, tuple[int, int]]:
+    """Return for each scope how long its blocks took, and how long the device worked meanwhile."""
+    found: dict[str, tuple[int, int]] = {}
+    for event, _, _ in noted:
+        if isinstance(event, events.ScopeFinished):
+            start, end = event.started_ns, event.started_ns + event.duration_ns
+            took, worked = found.get(event.path, (0, 0))
+            found[event.path] = (
+                took + event.duration_ns,
+                worked + overlap_ns(busy, start, end),
+            )
+    return found

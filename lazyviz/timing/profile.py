@@ -7,11 +7,12 @@ ops and the device's own trace are noted as they are; they are added up once som
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import defaultdict
-from dataclasses import asdict
-from functools import cached_property
+from dataclasses import asdict, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
         Program,
         ScopeTime,
     )
-    from lazyviz.timing.gaps import Gap, HostTime, Noted, StepTime
+    from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
 
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
@@ -71,7 +72,7 @@ class Profile(Displayed):
         self._thread = thread
         self._noted: list[Noted] = []
         self._pauses: list[Pause] = []
-        self._windows = device.TraceWindows()
+        self._windows = device.TraceWindows(is_whole=path is not None)
         self._open: list[Any] = []
 
     @classmethod
@@ -136,9 +137,28 @@ class Profile(Displayed):
             lazyrt.wait()
         for each in reversed(opened):
             each.close()
-        self._windows.rest(on=True)
         self.end_ns = time.perf_counter_ns()
+        _latest[:] = [self]
+        self._windows.rest(on=True)
+        if self.path is not None:
+            self._write_folder(self.path)
         return self
+
+    def _write_folder(self, folder: Path) -> None:
+        """Write the device's trace as profilers lay it out, and what the profile says."""
+        now = time.strftime("%Y_%m_%d_%H_%M_%S")
+        below = folder.expanduser() / "plugins" / "profile" / now
+        try:
+            below.mkdir(parents=True, exist_ok=True)
+            for trace in self._windows.traces:
+                name = f"{socket.gethostname()}.xplane.pb"
+                (below / name).write_bytes(trace.data)
+            self.save(folder.expanduser() / "profile.json")
+        except OSError as error:
+            raise ProfileError(
+                f"the profile was taken, but cannot be written to {folder}: "
+                f"{error.strerror or error}. Call save() with a path that you may write to."
+            ) from error
 
     def __enter__(self) -> Self:
         return self.start()
@@ -205,7 +225,32 @@ class Profile(Displayed):
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Stretches of a millisecond or more in which the program waited at one of its lines."""
-        return tuple(host.gaps_of(self._host, self._device.busy, self.steps))
+        return tuple(host.gaps_of(self._host, self._device.busy, self.steps, self.idle))
+
+    @cached_property
+    def idle(self) -> tuple[Idle, ...]:
+        """Stretches of a millisecond or more in which the device had nothing to do, in order."""
+        return tuple(
+            host.idle_of(
+                self._host, self._device.busy, self.steps, self.start_ns, self.end_ns
+            )
+        )
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """Lines that waited for the device, so that recording did not overlap, the longest first."""
+        return tuple(host.waits_of(self._host, self._noted))
+
+    @property
+    def duty_cycle(self) -> float:
+        """The part of the time in which the device worked, from 0 to 1."""
+        return self.device_ns / self.duration_ns
+
+    @property
+    def overlap(self) -> float:
+        """The part of the device's work during which the host did something else than wait."""
+        worked = sum(step.busy_ns for step in self.steps)
+        return sum(step.overlap_ns for step in self.steps) / worked if worked else 0.0
 
     @cached_property
     def lines(self) -> tuple[LineTime, ...]:
@@ -215,7 +260,11 @@ class Profile(Displayed):
     @cached_property
     def scopes(self) -> tuple[ScopeTime, ...]:
         """The device's time by scope, the largest first."""
-        return tuple(self._device.scopes)
+        known = {each.scope: each for each in self._device.scopes}
+        for path, times in host.block_times(self._noted, self._device.busy).items():
+            found = known.get(path) or device.ScopeTime(scope=path)
+            known[path] = replace(found, host_ns=times[0], busy_ns=times[1])
+        return tuple(sorted(known.values(), key=lambda each: -each.device_ns))
 
     @cached_property
     def inputs(self) -> tuple[InputTime, ...]:
@@ -247,7 +296,7 @@ class Profile(Displayed):
         """How long it was taken."""
         return self.end_ns - self.start_ns
 
-    @property
+    @cached_property
     def parts(self) -> dict[str, int]:
         """The thread's time by phase, which adds up to the duration."""
         return self._host.parts
@@ -266,7 +315,11 @@ class Profile(Displayed):
             "duration_ns": self.duration_ns,
             "device_ns": self.device_ns,
             "parts": self.parts,
+            "duty_cycle": self.duty_cycle,
+            "overlap": self.overlap,
             "gaps": [asdict(each) for each in self.gaps],
+            "idle": [asdict(each) for each in self.idle],
+            "waits": [asdict(each) for each in self.waits],
             "lines": [asdict(each) for each in self.lines],
             "scopes": [asdict(each) for each in self.scopes],
             "steps": [
@@ -282,10 +335,43 @@ class Profile(Displayed):
         }
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON and return the path."""
+        """Write it as JSON and return the path; `load` reads it.
+
+        Raises:
+            ProfileError: The path cannot be written.
+        """
         target = Path(path).expanduser()
-        target.write_text(json.dumps(self.to_dict()), "utf-8")
+        try:
+            target.write_text(json.dumps(self.to_dict()), "utf-8")
+        except OSError as error:
+            raise ProfileError(
+                f"the profile cannot be written to {target}: {error.strerror or error}. Give a "
+                "path in a folder that exists and that you may write to."
+            ) from error
         return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return a profile that `save` wrote.
+
+        Raises:
+            ProfileError: It cannot be read, or is no such file.
+        """
+        source = Path(path).expanduser()
+        try:
+            data = json.loads(source.read_text("utf-8"))
+            found = cls()
+            for name, kind in _KINDS.items():
+                found.__dict__[name] = tuple(map(partial(_restored, kind), data[name]))
+            for name in ("start_ns", "end_ns", "device_ns", "parts", "dropped"):
+                found.__dict__[name] = data[name]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = getattr(error, "strerror", None) or repr(error)
+            raise ProfileError(
+                f"{source} cannot be read as a profile: {why}. It must be a file that "
+                "save() of lazyviz.profile() wrote."
+            ) from error
+        return found
 
     def doc(self) -> Doc:
         """Return the phases, the longest gaps, the lines of the device and the steps."""
@@ -377,6 +463,31 @@ class Profile(Displayed):
         return Table(
             ["step", "time", "duty cycle", "overlap", "ended by", "line"], rows
         )
+
+
+_latest: list[Profile] = []
+
+
+def latest() -> Profile | None:
+    """Return the last profile that has been taken; None if none was."""
+    return _latest[-1] if _latest else None
+
+
+_KINDS: dict[str, type[Any]] = {
+    "gaps": host.Gap,
+    "idle": host.Idle,
+    "waits": host.Wait,
+    "lines": device.LineTime,
+    "scopes": device.ScopeTime,
+    "steps": host.StepTime,
+}
+
+
+def _restored(kind: type[Any], data: dict[str, Any]) -> Any:
+    """Return an object from what `asdict` made of it, beside what follows from it."""
+    names = {each.name for each in fields(kind)}
+    given = {name: value for name, value in data.items() if name in names}
+    return kind(**{k: tuple(v) if type(v) is list else v for k, v in given.items()})
 
 
 def _programs(launches: list[Launch]) -> dict[str, list[Program]]:

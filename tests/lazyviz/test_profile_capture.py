@@ -143,7 +143,7 @@ def test_a_profile_changes_neither_graph_nor_count_nor_random_numbers(lab):
 
 
 def test_the_last_seconds_are_shown_where_they_are_kept(lab):
-    assert shown(lab, "%lazy profile").startswith("Nothing is kept.")
+    assert shown(lab, "%lazy profile 5").startswith("Nothing is kept.")
     assert "The last 60 s are kept" in shown(lab, "%lazy profile on 60")
     lab.run_cell(LOOP, store_history=True)
     assert shown(lab, "%lazy profile").count("end of step train") == 6
