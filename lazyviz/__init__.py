@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lazyviz.inspection.comparison import diff, minimise, trace_value
     from lazyviz.inspection.explorer import ExploreView
     from lazyviz.inspection.numerics import compare, compare_modes, find_nan
+    from lazyviz.timing.profile import Profile
     from lazyviz.timing.timeline import TimelineShown
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "load_ipython_extension",
     "minimise",
     "parse_report",
+    "profile",
     "read",
     "replicas",
     "report",
@@ -182,6 +184,21 @@ def timeline(cells: int = 12) -> TimelineShown:
     from lazyviz.timing import timeline as timelines
 
     return timelines.timeline(cells)
+
+
+def profile(path: str | Path | None = None, *, thread: int | None = None) -> Profile:
+    """Return a profile to take: `with lazyviz.profile() as p:` says where the block's time goes.
+
+    `p.gaps` has the lines that waited, `p.lines` the device's time by line, `p.steps` the steps;
+    a notebook shows `p` itself. Nothing is executed for it that the program would not execute.
+
+    Args:
+        path: A folder into which the device's trace is written, too.
+        thread: Identity of the thread to profile; by default the one that starts it.
+    """
+    from lazyviz.timing import profile as profiles
+
+    return profiles.Profile(path, thread=thread)
 
 
 def export_trace(path: str | Path) -> Path:

@@ -21,9 +21,11 @@ commands:
   report    summarise a trace that %lazy timeline --export wrote (report --help)
   diff      compare two dumps of HLO or StableHLO (diff --help)
   replicas  say which of several replicas of a program went another way (replicas --help)
+  capture   profile another process that holds a profiler server (capture --help)
+  doctor    check versions, device, cache, memory and settings, with what to do (doctor --help)
 
---version tells which lazyviz this is. Exit statuses: 0; 1 where something differs or a cell failed;
-2 for what cannot be read, written or understood; 130 after Ctrl-C.
+--version tells which lazyviz this is. Exit statuses: 0; 1 where something differs or a cell failed,
+or where the doctor finds a fault; 2 for what cannot be read, written or understood; 130 after Ctrl-C.
 """
 # Loaded when asked for: a trace is read without what runs a notebook.
 _COMMANDS = {
@@ -33,6 +35,8 @@ _COMMANDS = {
     "report": "lazyviz.timing.trace_file",
     "diff": "lazyviz.inspection.comparison",
     "replicas": "lazyviz.divergence.report",
+    "capture": "lazyviz.timing.capture",
+    "doctor": "lazyviz.inspection.doctor",
 }
 
 

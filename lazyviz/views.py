@@ -52,6 +52,10 @@ CELL_USAGE = {
         "%%lazy time [N]",
         "run the cell N times and say which phase took how long",
     ),
+    "profile": (
+        "%%lazy profile [--steps N] [--seconds S] [--save FILE]",
+        "run the cell and say where its time goes: the lines that wait, the device, each step",
+    ),
 }
 _USAGE_WIDTH = 23
 _LAST = (

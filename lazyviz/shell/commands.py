@@ -166,6 +166,25 @@ def _curves(asked: Command) -> Doc:
 
 
 @view(
+    "profile",
+    help={
+        "[S]": "the last profile: the lines that waited, the device's time by line, the steps; of "
+        "the last S seconds, if they are kept",
+        "on [S]": "keep the last S seconds, by default 30; %lazy profile off ends that",
+    },
+    topic=RESOURCES,
+    offers=("off", "on"),
+)
+def _profile(asked: Command) -> Doc:
+    from lazyviz.timing import capture
+
+    _ = asked.runtime
+    with views.refused():
+        found = capture.run_magic(asked.rest)
+    return Doc([Sentence(found)]) if isinstance(found, str) else capture.doc(found)
+
+
+@view(
     "compile",
     magic="[STEP]",
     help="what compiling takes, or will take, and for which blocks",
@@ -359,6 +378,18 @@ def _report(asked: Command) -> Doc:
             names[0], source="--no-source" not in flags, force="--force" in flags
         )
     return Doc([Sentence(str(written))])
+
+
+@view(
+    "doctor",
+    help="check versions, device, cache folder, processors, memory and settings; say what to do",
+    topic=RESOURCES,
+)
+def _doctor(asked: Command) -> Doc:
+    from lazyviz.inspection import doctor
+
+    asked.refuse_rest()
+    return doctor.doc(doctor.checks(sessions.runtime(), asked.shell))
 
 
 @view(

@@ -117,12 +117,16 @@ class LazyMagics(Magics):
             written = f"%%lazy {command}".rstrip()
             raise UsageError(
                 f"{written} is not a cell magic. %%lazy step [NAME] runs the cell as "
-                "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it; "
+                "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it, "
+                "%%lazy profile says where its time goes; "
                 f"%lazy {command or 'status'} with one % is a line magic."
             )
         asked = Command(command, rest, self._shell, self._session)
         if command == "time":
             self._time(asked, cell)
+            return
+        if command == "profile":
+            self._profile(asked, cell)
             return
         if command == "eager":
             if rest:
@@ -148,6 +152,18 @@ class LazyMagics(Magics):
         for _ in range(count):  # no comprehension: its frame would be in tracebacks
             runs.append(celltimer.timed(runtime, run))  # noqa: PERF401
         displayed.show(self._shell, celltimer.doc(runs))
+
+    def _profile(self, asked: Command, cell: str) -> None:
+        __tracebackhide__ = True
+        from lazyviz.timing import capture
+
+        _ = asked.runtime
+        with views.refused():
+            options = capture.asked(asked.rest)
+        number = self._session.cell_number or 0
+        run = partial(run_in_place, self._shell, cell, number)
+        profile = capture.profile_cell(run, options)
+        displayed.show(self._shell, capture.doc(profile, options))
 
 
 LazyMagics.lazy.__doc__ = views.help_page().to_text()

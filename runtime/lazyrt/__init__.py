@@ -76,6 +76,7 @@ try:
     from lazyrt.config import config
     from lazyrt.control import dynamo
     from lazyrt.control.automatic import optimizer_step
+    from lazyrt.control.capture import ProfilerServer
     from lazyrt.control.closures import add_step_closure, wait_for_closures
     from lazyrt.control.dynamo import dynamo_backend
     from lazyrt.control.live_tensors import LiveReport, LiveTensor
@@ -89,7 +90,7 @@ try:
     from lazyrt.execution.cache_miss import frozen
     from lazyrt.execution.graph import Computation, Graph
     from lazyrt.execution.inspection import Inspection
-    from lazyrt.frontend.tracing import watch_tracing
+    from lazyrt.frontend.tracing import watch_pauses, watch_tracing
     from lazyrt.lowering.registry import lowers
     from lazyrt.observe.events import subscribe
     from lazyrt.observe.metrics import watch_executions
@@ -101,7 +102,7 @@ finally:
         gc.unfreeze()  # to the oldest generation, which nothing else enters unsearched
 
 __all__ = [
-    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "activity", "add_step_closure",
+    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "Mesh", "ProfilerServer", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
@@ -111,5 +112,5 @@ __all__ = [
     "optimizer_step", "origin", "pending_graph", "plan", "record_steps", "reset_counters", "reuse_choice", "scope",
     "shard", "sharding_of", "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
     "testing",
-    "times_run", "wait", "wait_for_closures", "watch_executions", "watch_tracing",
+    "times_run", "wait", "wait_for_closures", "watch_executions", "watch_pauses", "watch_tracing",
 ]  # fmt: skip

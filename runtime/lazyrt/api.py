@@ -57,7 +57,7 @@ from lazyrt.frontend.referrers import saved_for_backward
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events
-from lazyrt.observe.metrics import Counters, metrics
+from lazyrt.observe.metrics import COUNTED, Counters, metrics
 from lazyrt.observe.report import PERCENTILES
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report
 
-events.subscribe(metrics, exact=False)
+events.subscribe(metrics, *COUNTED, exact=False)
 _mesh.use_device_count()
 _device.register()
 automatic.install()

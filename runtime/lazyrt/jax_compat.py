@@ -134,6 +134,13 @@ def _find_batched_device_put() -> Callable[..., Any] | None:
     return getattr(getattr(private, "xla_client", None), "batched_device_put", None)
 
 
+def _find_profiler_session() -> Callable[..., Any] | None:
+    from jax._src import lib as private
+
+    found: Any = getattr(private, "_profiler", None)
+    return getattr(found, "ProfilerSession", None)
+
+
 def _find_device_list() -> Callable[..., Any]:
     from jax._src import lib as private
 
@@ -143,6 +150,7 @@ def _find_device_list() -> Callable[..., Any]:
 
 _merge = _find_merge()
 _device_list = _find_device_list()
+_profiler_session = _find_profiler_session()
 _to_hlo = _find_to_hlo()
 _batched_device_put = _find_batched_device_put()
 # jax finds LAPACK's functions when it lowers a call of one. An executable from disk was lowered
@@ -584,6 +592,25 @@ def take_fork_hook() -> Callable[[], None] | None:
         return None
     setattr(xla_bridge, flag, True)
     return hook
+
+
+def start_device_trace() -> Callable[[], bytes]:
+    """Trace the device from now on; return what ends that and gives the trace, an XSpace.
+
+    The trace has an event for each instruction, and none of Python's frames. jax's own
+    `stop_trace` also writes files for a browser, which takes a hundred times as long.
+
+    Raises:
+        RuntimeError: Another trace is being taken.
+    """
+    if _profiler_session is None:
+        raise RuntimeError("this version of jaxlib has no profiler session")
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    options.host_tracer_level = 2
+    options.enable_hlo_proto = False
+    end: Callable[[], bytes] = _profiler_session(options).stop
+    return end
 
 
 def on_durations(listener: Callable[..., None]) -> None:

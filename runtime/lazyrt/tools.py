@@ -9,25 +9,32 @@ from __future__ import annotations
 from lazygraph.explain.why import differences
 from lazygraph.repeat import rounds_in
 from lazygraph.snapshot import Name
+from lazyrt.control.capture import Captured, Making, StepWatch, add_kind, capture
+from lazyrt.control.capture import Request as CaptureRequest
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
+from lazyrt.execution.device_trace import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
+from lazyrt.execution.memory import available as available_memory
 from lazyrt.execution.memory import in_use
 from lazyrt.execution.node_values import Lifetime, NodeValues
 from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import Tracked, require_lazy
+from lazyrt.frontend.tracing import Pause
 from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 
 __all__ = [
-    "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
-    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Provenance", "Status", "Summary", "Tracked", "Value",
-    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "in_use", "provenance",
+    "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "LIVE_COLUMNS", "Leaf", "Lifetime",
+    "LiveRow", "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Op", "Operand",
+    "Origin", "Pause", "Provenance", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind",
+    "available_memory", "capture", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
+    "flops", "held_by", "holdings_in", "in_use", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -758,7 +758,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
     [
         ("%lazy ", sorted(VIEWS)),
         ("%lazy st", ["status", "step"]),
-        ("%%lazy ", ["eager", "step", "time"]),
+        ("%%lazy ", ["eager", "profile", "step", "time"]),
         ("%lazy eager o", ["off", "on"]),
         ("%lazy help gr", ["graph", "graphs"]),
         ("%lazy graph ", ["last", "logits", "loss"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from lazyviz.render.html import page_html
 from lazyviz.render.timeline_svg import MAX_DETAILED_BYTES, MAX_SVG_BYTES, timeline_svg
 from lazyviz.render.timeline_text import CellTime, TimelineView
 from tests.conftest import displayed
+from tests.lazyviz.labs import screenshots
 from tests.lazyviz.test_render_timeline import CELL, MS, SPANS, VIEW, span, titles
 
 TINY = tuple(
@@ -198,3 +200,80 @@ def test_names_stay_text_in_a_page_that_zooms(open_page):
 
     assert tab.title() == "Report"
     assert tab.locator("img").count() == 0
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_search_lights_what_it_finds_and_enter_goes_from_one_to_the_next(open_page):
+    training = tuple(
+        span("step", "block", at, at + 8, f"step Training_Step {n}")
+        for n, at in enumerate((2, 30, 60))
+    )
+    tab = open_page(dataclasses.replace(VIEW, spans=(*SPANS, *training)))
+    tab.locator(".lzt-view svg").focus()
+    tab.keyboard.press("/")
+    tab.keyboard.type("training_step")
+
+    assert tab.locator(".lzt-view .lzt-hit").count() == 3
+    assert tab.locator(".lzt-found").inner_text() == "3 found"
+    told = []
+    for _ in range(3):
+        tab.keyboard.press("Enter")
+        told.append(tab.locator(".lzt-tell").inner_text().partition(" · ")[0])
+    assert told == [f"step Training_Step {n}" for n in range(3)]
+    assert tab.locator(".lzt-found").inner_text() == "3 of 3"
+    tab.keyboard.press("Escape")
+    assert tab.locator(".lzt-view .lzt-hit").count() == 0
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_selection_measures_time_the_devices_work_its_gaps_and_ops(open_page):
+    runs = (
+        span("device", "step", 10, 20, "step 1, 100 ops"),
+        span("device", "step", 50, 80, "step 2, 7 ops"),
+    )
+    tab = open_page(TimelineView(cells=[CELL], spans=runs))
+    svg = tab.locator(".lzt-view svg")
+    tell = tab.locator(".lzt-tell")
+    svg.wait_for()
+    box = svg.bounding_box()
+    left = float(svg.get_attribute("data-left"))
+    scale = box["width"] / 940
+
+    def at(ms):
+        return box["x"] + (left + ms / 100 * (940 - left)) * scale
+
+    tab.keyboard.down("Shift")
+    tab.mouse.move(at(20), box["y"] + 60)
+    tab.mouse.down()
+    tab.mouse.move(at(40), box["y"] + 60)
+    tab.mouse.move(at(70), box["y"] + 60)
+    tab.mouse.up()
+    tab.keyboard.up("Shift")
+
+    said = tell.inner_text()
+    found = re.match(
+        r"([\d.]+) ms: the device works ([\d.]+) ms \((\d+) %\) · 1 gap, the longest ([\d.]+) ms",
+        said,
+    )
+    assert found, said
+    assert [float(n) for n in found.groups()] == pytest.approx(
+        [50, 20, 40, 30], rel=0.05
+    )
+    tab.screenshot(path=screenshots() / "timeline-measure.png")
+
+    # By keyboard: from one span to another.
+    svg.focus()
+    tab.keyboard.press("Escape")
+    for _ in range(5):
+        tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Shift+ArrowLeft")
+    tab.keyboard.press("m")
+    tab.keyboard.press("Shift+ArrowRight")
+    tab.keyboard.press("m")
+    said = tell.inner_text()
+    assert said.startswith(
+        "70 ms: the device works 40 ms (57 %) · 1 gap, the longest 30 ms"
+    )
+    assert "107 ops" in said

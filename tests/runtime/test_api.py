@@ -86,6 +86,7 @@ NAMES = [
     "wait",
     "wait_for_closures",
     "watch_executions",
+    "watch_pauses",
     "watch_tracing",
 ]
 

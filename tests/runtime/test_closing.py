@@ -12,6 +12,7 @@ MAKERS = {
     "barrier hook": lambda: lazyrt.on_barrier(lambda event: None),
     "background flush": lambda: lazyrt.background_flush(60),
     "tracing watch": lazyrt.watch_tracing,
+    "pause watch": lambda: lazyrt.watch_pauses(lambda pause: None),
     "eager module": lambda: lazyrt.eager_module(nn.Linear(1, 1)),
 }
 

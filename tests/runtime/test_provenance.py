@@ -326,7 +326,7 @@ def library(tmp_path):
     provenance.add_library(str(tmp_path))
     yield tmp_path / "lib.py"
     provenance._library_roots = before
-    provenance._library_files.clear()
+    provenance.library_files.clear()
 
 
 def test_code_in_a_library_folder_is_skipped(library):
@@ -349,7 +349,7 @@ def test_places_are_remembered_within_bounds(monkeypatch):
 
         assert nodes(y)[0].provenance.site.file == f"{number}.py"
         assert len(provenance._sites) <= 3
-        assert len(provenance._library_files) <= 3
+        assert len(provenance.library_files) <= 3
 
 
 LIBRARY = """

@@ -1,11 +1,16 @@
 """Scopes: labels, and barriers inside them."""
 
+import asyncio
+import contextlib
+import inspect
+
 import pytest
 import torch
 
 import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import ScopeError, UsageError
+from lazyrt.ir import active
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
@@ -150,3 +155,67 @@ def test_a_barrier_that_fails_splits_the_scope_all_the_same(monkeypatch):
     assert [event.part for event in found] == [1, 2]
     first, second = found
     assert second.started_ns >= first.started_ns + first.duration_ns
+
+
+def test_a_decorated_function_and_coroutine_run_in_the_scope():
+    label = lazyrt.scope("loss")
+
+    @label
+    def inside(depth):
+        return inside(depth - 1) if depth else active.labels()[0]
+
+    @label
+    async def awaited():
+        return active.labels()[0]
+
+    assert [inside(0), inside(1), inside(0)] == ["loss", "loss/loss", "loss"]
+    assert asyncio.run(awaited()) == "loss"
+    assert inside.__name__ == "inside"
+    assert active.scopes() == ()
+
+
+def test_a_decorated_generator_is_refused():
+    with pytest.raises(UsageError, match="runs in pieces"):
+
+        @lazyrt.scope("loss")
+        def pieces():
+            yield
+
+
+def test_one_scope_ends_where_it_was_entered_last_whatever_ends_first():
+    outer, inner = lazyrt.scope("outer"), lazyrt.scope("inner")
+
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert active.labels()[0] == "inner"
+    inner.__exit__(None, None, None)
+
+    assert active.scopes() == ()
+
+
+def test_the_line_of_a_scope_is_where_it_was_opened_also_on_a_stack_and_decorated():
+    @lazyrt.scope("called")
+    def called():
+        pass
+
+    with recorded(events.ScopeFinished) as found, contextlib.ExitStack() as stack:
+        stack.enter_context(lazyrt.scope("stacked"))
+        opened = inspect.currentframe().f_lineno - 1
+        called()
+        calling = inspect.currentframe().f_lineno - 1
+
+    assert [(e.path, e.site.line) for e in found] == [
+        ("stacked/called", calling),
+        ("stacked", opened),
+    ]
+
+
+def test_a_scope_costs_no_event_while_nobody_listens_to_scopes():
+    assert events.scope_listeners == []
+    with recorded(events.ScopeFinished):
+        assert len(events.scope_listeners) == 1
+    with lazyrt.subscribe(print, events.CompileFinished):
+        assert events.scope_listeners == []
+    with lazyrt.subscribe(lambda _: None):
+        assert len(events.scope_listeners) == 1

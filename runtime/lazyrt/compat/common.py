@@ -20,10 +20,6 @@ NO_REPLICAS = (
     "lazyrt starts no replicas and copies no model to them. A launcher such as torchrun starts one "
     "process for each, and init_process_group('lazyrt') joins them"
 )
-NO_SERVER = (
-    "a capture from another process needs a profiler client that is not part of lazyrt. Use "
-    "start_trace() and stop_trace() in the program itself"
-)
 INTERNAL = "it is part of torch_xla's inner workings, which lazyrt does not have"
 
 

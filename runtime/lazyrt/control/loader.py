@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import queue
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,13 +25,13 @@ from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
 T = TypeVar("T")
 
 _MAX_DEPTH = 8
 _JOIN_S = 5.0
-_NONE: Any = object()
+_NONE: Any = (object(), 0)
 
 
 class DeviceLoader(Generic[T]):
@@ -94,9 +95,12 @@ class DeviceLoader(Generic[T]):
             while True:
                 if count % self.batches_per_execution == 0:
                     self._mark()  # first, so that the device works while the host loads
-                batch = next(batches, _NONE)
-                if batch is _NONE:
+                since = time.perf_counter_ns()
+                batch, load_ns = next(batches, _NONE)
+                if batch is _NONE[0]:
                     break
+                if events.active():
+                    self._tell(since, load_ns)
                 count, number = count + 1, pending.number
                 yield batch
         except GeneratorExit:
@@ -111,9 +115,19 @@ class DeviceLoader(Generic[T]):
         if not active.is_inside():
             marks.mark_quietly("loader", user_site(3))
 
+    def _tell(self, since_ns: int, load_ns: int) -> None:
+        events.emit(
+            events.BatchLoaded(
+                waited_ns=time.perf_counter_ns() - since_ns,
+                load_ns=load_ns,
+                prefetch=self.prefetch,
+                site=user_site(3),
+            )
+        )
+
     def _moved(self) -> Any:
         if not self.prefetch:
-            return (to_device(batch, self.device) for batch in self.loader)
+            return _timed(self.loader, self.device)
         return _prefetched(self.loader, self.device, self.prefetch)
 
 
@@ -145,6 +159,17 @@ def to_device(thing: Any, device: torch.device, depth: int = 0) -> Any:
     return thing
 
 
+def _timed(
+    loader: Iterable[Any], device: torch.device
+) -> Generator[tuple[Any, int], None, None]:
+    """Yield a loader's batches on the device, each with how long it took to get it there."""
+    since = time.perf_counter_ns()
+    for batch in loader:
+        # The moved batch gets no name here, which would keep it until the next one is there.
+        yield to_device(batch, device), time.perf_counter_ns() - since
+        since = time.perf_counter_ns()
+
+
 class _End:
     """What the thread sends last: the exception that ended it, if one did."""
 
@@ -155,7 +180,7 @@ class _End:
 def _prefetched(
     loader: Iterable[Any], device: torch.device, ahead: int
 ) -> Iterator[Any]:
-    """Yield a loader's batches, which a thread moves to the device ahead of time."""
+    """Yield what `_timed` does, which a thread does ahead of time."""
     ready: queue.Queue[Any] = queue.Queue(ahead)
     stop = threading.Event()
     thread = threading.Thread(
@@ -167,12 +192,12 @@ def _prefetched(
     thread.start()
     try:
         while True:
-            batch = ready.get()
-            if batch.__class__ is _End:
-                if batch.error is not None:
-                    raise batch.error
+            timed = ready.get()
+            if timed.__class__ is _End:
+                if timed.error is not None:
+                    raise timed.error
                 return
-            yield batch
+            yield timed
     finally:
         stop.set()
         while not ready.empty():
@@ -188,13 +213,24 @@ def _fill(
 ) -> None:
     error: BaseException | None = None
     try:
-        for batch in loader:
-            _put(ready, to_device(batch, device), stop)
+        batches = _timed(loader, device)
+        while _put_next(ready, batches, stop):
             if stop.is_set():
                 return
     except BaseException as raised:  # noqa: BLE001 - raised again where the batch is asked for
         error = raised
     _put(ready, _End(error), stop)
+
+
+def _put_next(
+    ready: queue.Queue[Any],
+    batches: Iterator[tuple[Any, int]],
+    stop: threading.Event,
+) -> bool:
+    timed = next(batches, None)
+    if timed is not None:
+        _put(ready, timed, stop)
+    return timed is not None
 
 
 def _put(ready: queue.Queue[Any], thing: Any, stop: threading.Event) -> None:

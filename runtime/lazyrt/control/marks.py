@@ -7,8 +7,13 @@ what is pending, and then runs the closures that were put off to this moment.
 from __future__ import annotations
 
 import contextlib
-import time
-from typing import TYPE_CHECKING
+import functools
+import inspect
+import sys
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from jax.profiler import TraceAnnotation
 
 from lazyrt.config import config
 from lazyrt.control import closures
@@ -16,27 +21,39 @@ from lazyrt.errors import ScopeError, UsageError
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import finalisers
 from lazyrt.frontend.guard import check_barrier
-from lazyrt.frontend.provenance import library_caller, user_site
+from lazyrt.frontend.provenance import (
+    is_library,
+    library_caller,
+    library_files,
+    site_of_instruction,
+    user_site,
+)
 from lazyrt.ir import active
-from lazyrt.ir.active import ActiveScope
+from lazyrt.ir.active import ActiveScope, innermost_scope
 from lazyrt.observe import events
+from lazyrt.observe.events import scope_listeners
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType, TracebackType
 
     from lazyrt.observe.events import SourceLocation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_is_profiled = TraceAnnotation.is_enabled
 
 
 # ------------------------------------------------------------------------------- scopes
 
 
-@contextlib.contextmanager
-def scope(name: str) -> Iterator[None]:
-    """Label the ops of a block, on the timeline and in errors.
+class scope(ActiveScope):  # noqa: N801 - used like a function: `with scope("loss"):`, `@scope("loss")`
+    """Label the ops of a block, or of each call of a function: on the timeline and in errors.
 
     A scope does not change the graph. `mark_step()` inside one raises ScopeError, because the
     block would lie in two steps; with `config.scope_policy = "split"` the scope ends before
     the barrier and goes on, as its next part, after it. Whole `step()` blocks may lie inside.
+    One object may be entered again, within itself and by several threads and coroutines.
 
     Args:
         name: The label.
@@ -44,18 +61,107 @@ def scope(name: str) -> Iterator[None]:
     Raises:
         UsageError: The name is empty or no text.
     """
-    if not name or not isinstance(name, str):
-        raise UsageError(
-            f"scope() got {name!r} as its name, so its ops would have no label. "
-            "Give it a word: `with lazyrt.scope('loss'):`."
-        )
-    opened = ActiveScope(name, user_site(3), time.perf_counter_ns())
-    active.open_scope(opened)
-    try:
-        yield
-    finally:
-        _tell_end(opened)
-        active.close_scope(opened)
+
+    __slots__ = ("_is_new",)
+    _is_annotated = True
+
+    def __init__(self, name: str) -> None:
+        if not name or not isinstance(name, str):
+            raise UsageError(
+                f"scope() got {name!r} as its name, so its ops would have no label. "
+                "Give it a word: `with lazyrt.scope('loss'):`."
+            )
+        self.name = name
+        self._is_new = True
+
+    # Each layer of a model may enter one in each step, so this counts nanoseconds.
+    def __enter__(self) -> Self:
+        try:
+            del self._is_new  # which one thread alone can do, once
+        except AttributeError:
+            opened = ActiveScope()
+            opened.name, opened.owner = self.name, self
+        else:
+            opened = self
+        frame = sys._getframe(1)
+        code = frame.f_code
+        if library_files.get(code.co_filename, True):
+            opened.code, opened.instruction = _user_code(frame)
+        else:
+            opened.code, opened.instruction = code, frame.f_lasti
+        opened.part = 1
+        opened.annotation = None
+        if _is_profiled() and self._is_annotated:
+            opened.annotation = self._annotation()
+            opened.annotation.__enter__()
+        opened.outer = innermost_scope.get()
+        innermost_scope.set(opened)
+        opened.started_ns = perf_counter_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if scope_listeners or innermost_scope.get() is not self:
+            self._close()
+            return
+        innermost_scope.set(self.outer)
+        if self.annotation is not None:
+            self.annotation.__exit__(None, None, None)
+
+    def _close(self) -> None:
+        """Leave what was entered last, and tell of it; coroutines may end in any order."""
+        opened = active.scopes()
+        ended = active.close_scope(self)
+        if ended is None:
+            return
+        _tell_end(ended, opened)
+        if ended.annotation is not None:
+            ended.annotation.__exit__(None, None, None)
+
+    def _annotation(self) -> TraceAnnotation:
+        """Return the mark that it makes on a profile of XLA."""
+        return TraceAnnotation(self.name)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function or a coroutine function: each call is a block.
+
+        Raises:
+            UsageError: A generator function: its body runs in pieces, between which the
+                caller's ops would have the label, too.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
+            function
+        ):
+            raise UsageError(
+                f"@scope() cannot decorate the generator function {function.__qualname__}: its "
+                "body runs in pieces. Put `with scope():` around the work between two yields."
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return run_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
+
+
+def _user_code(frame: FrameType | None) -> tuple[CodeType | None, int]:
+    """Return the code and the instruction of the innermost frame of the user's."""
+    while frame is not None and is_library(frame.f_code):
+        frame = frame.f_back
+    return (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
 
 
 @contextlib.contextmanager
@@ -69,13 +175,13 @@ def torn(cause: str, site: SourceLocation | None) -> Iterator[None]:
     if opened and config.scope_policy == "error":
         raise _error(opened, cause, site)
     for each in reversed(opened):
-        _tell_end(each)
+        _tell_end(each, opened)
     try:
         yield
     finally:
         for each in opened:
             each.part += 1
-            each.started_ns = time.perf_counter_ns()
+            each.started_ns = perf_counter_ns()
 
 
 def _error(
@@ -88,8 +194,9 @@ def _error(
         f"would put its ops into two steps. Move {line} out of the `with` block, or split "
         'scopes at barriers with `lazyrt.config.scope_policy = "split"`.'
     )
-    if inner.site is not None:
-        error.add_note(f"the scope {inner.name!r} was opened at {inner.site}")
+    opened_at = site_of_instruction(inner.code, inner.instruction)
+    if opened_at is not None:
+        error.add_note(f"the scope {inner.name!r} was opened at {opened_at}")
     if site is not None:
         error.add_note(f"{cause} was called at {site}")
     return error
@@ -100,17 +207,16 @@ def _path(opened: tuple[ActiveScope, ...], inner: ActiveScope) -> str:
     return "/".join(names[: opened.index(inner) + 1])
 
 
-def _tell_end(ended: ActiveScope) -> None:
-    if not events.active():
+def _tell_end(ended: ActiveScope, opened: tuple[ActiveScope, ...]) -> None:
+    if not scope_listeners:
         return
-    opened = active.scopes()
     events.emit(
         events.ScopeFinished(
-            path=_path(opened, ended) if ended in opened else ended.name,
-            site=ended.site,
+            path=_path(opened, ended),
+            site=site_of_instruction(ended.code, ended.instruction),
             part=ended.part,
             started_ns=ended.started_ns,
-            duration_ns=time.perf_counter_ns() - ended.started_ns,
+            duration_ns=perf_counter_ns() - ended.started_ns,
         )
     )
 

@@ -169,6 +169,16 @@ def executable_of(fingerprint: str) -> Any:
     return None
 
 
+def executables_of(fingerprint: str) -> tuple[Any, ...]:
+    """Return all builds of a graph that are in memory, those for peeks, too."""
+    with _lock:
+        return tuple(
+            executable
+            for key, executable in _executables.items()
+            if key.startswith(fingerprint)
+        )
+
+
 def estimate_ns(nodes: int) -> int:
     """Return how long a graph of so many nodes takes to compile, by those of steps."""
     with _lock:

@@ -101,7 +101,7 @@ def switch(*, on: bool) -> None:
     with lock:
         if pending.eager is on:
             return
-        _replace({**_lock_names(on=on), "View": EagerView if on else View})
+        replace({**_lock_names(on=on), "View": EagerView if on else View})
         pending.eager = on
         if not on:
             pending.unpark()
@@ -115,7 +115,7 @@ def wrap_lock(wrapper: Callable[[Any], Any] | None) -> None:
     global _wrapper
     with lock:
         _wrapper = wrapper
-        _replace(_lock_names(on=pending.eager))
+        replace(_lock_names(on=pending.eager))
 
 
 def _lock_names(*, on: bool) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _nothing() -> None:
     """Take nothing back."""
 
 
-def _replace(names: dict[str, Any]) -> None:
+def replace(names: dict[str, Any]) -> None:
     """Give global names of every kernel other values."""
     written = [
         vars(module)

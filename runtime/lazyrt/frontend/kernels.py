@@ -8,6 +8,7 @@ function over its arguments.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -98,6 +99,7 @@ class Source:
             "acquire": lock.acquire, "release": lock.release, "unwind": unwind,
             "emit": emit, "random_leaf": random_leaf, "FallbackNeeded": FallbackNeeded,
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
+            "clock": events.op_clock, "now": time.perf_counter_ns,
             "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
             "over_limit": over_limit, "check_default": record.check_default_dtype,
             "steps": optimizer_state.steps, "begin_as_input": optimizer_state.begin_as_input,
@@ -288,8 +290,14 @@ _ENTER = """\
 """
 _LEAVE = "  finally: release()\n"
 # Once tensors hold the results: a barrier ends the step whose inputs their values read.
+_NOTE = [
+    "if listeners:",
+    "  ended = now()",
+    "  if ended - clock[0] > clock[1]: note(r, ended)",
+    "  clock[0] = ended",
+]
 _AFTER = [
-    "if listeners: note(r)",
+    *_NOTE,
     "if len(buffers) + pending.writes > config.max_pending_nodes > 0: over_limit()",
 ]
 
@@ -337,7 +345,7 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
             "key = (v, *a)",
             "r = look_up(key)",
             "if r is None: r = miss(op, key)",
-            "if listeners: note(r)",
+            "if listeners and clock[1] < 0: note(r, now())",
             "w = new(View); w.parent = s; w.op = op; w.args = a; w._value = r; w.offset = 0",
             "w.base = base = s if s.__class__ is Buffer else s.base",
             "w._version = base.version",

@@ -12,6 +12,7 @@ subclass), torch's own composite runs.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ _unsafe_view = operation(aten._unsafe_view.default)
 _sum = operation(aten.sum.dim_IntList)
 _PLAIN_VIEW = View  # eager debug mode puts another class under the name
 _new: Any = object.__new__
-_listeners = events.op_listeners
+_listeners, _clock = events.op_listeners, events.op_clock
 _buffers = pending.buffers
 
 
@@ -274,8 +275,12 @@ def _tensor(result: _Result, nodes: tuple[Value, ...]) -> torch.Tensor:
             view.begin()
         state = view
     if _listeners:
-        for node in nodes:
-            record.note_recorded(node)
+        ended = time.perf_counter_ns()
+        if ended - _clock[0] > _clock[1]:
+            for node in nodes:
+                record.note_recorded(node, ended)
+                _clock[0] = ended
+        _clock[0] = ended
     if value.strides is not None:
         return wrap(state, value)
     tensor = create_empty_tensor(value.shape, value.dtype)

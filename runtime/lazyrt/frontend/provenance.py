@@ -119,7 +119,7 @@ _INTERNAL = (
 
 _cell_namer: Callable[[str], int | None] | None = None
 # By names of files: code objects of two files are equal where their code is.
-_library_files: dict[str, bool] = {}
+library_files: dict[str, bool] = {}
 _sites: dict[tuple[str, int, str], SourceLocation] = {}
 _MAX_PLACES = 100_000
 _Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
@@ -164,7 +164,7 @@ def add_library(folder: str) -> None:
     root = folder.rstrip("/") + "/"
     if root not in _library_roots:
         _library_roots = (*_library_roots, root)
-        _library_files.clear()
+        library_files.clear()
         _codes.clear()
 
 
@@ -278,11 +278,11 @@ def _is_launcher(name: str) -> bool:
 def is_library(code: CodeType) -> bool:
     """Return whether code belongs to torch, to lazyrt or to an installed package."""
     name = code.co_filename
-    known = _library_files.get(name)
+    known = library_files.get(name)
     if known is None:
-        if len(_library_files) >= _MAX_PLACES:
-            _library_files.clear()
-        known = _library_files[name] = is_library_file(name)
+        if len(library_files) >= _MAX_PLACES:
+            library_files.clear()
+        known = library_files[name] = is_library_file(name)
     return known
 
 
@@ -737,6 +737,16 @@ def running_cell() -> int | None:
 def site_at(code: CodeType, line: int) -> SourceLocation:
     """Return the place of a line of some code, such as one in a traceback."""
     return site_in(code.co_filename, line, code.co_name)
+
+
+def site_of_instruction(
+    code: CodeType | None, instruction: int
+) -> SourceLocation | None:
+    """Return the place of an instruction, such as the `f_lasti` of a frame; None without code."""
+    if code is None:
+        return None
+    lines = (line for first, end, line in code.co_lines() if first <= instruction < end)
+    return site_at(code, next(lines, None) or code.co_firstlineno)
 
 
 def site_in(file: str, line: int, function: str) -> SourceLocation:

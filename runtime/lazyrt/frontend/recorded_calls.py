@@ -14,6 +14,7 @@ a dispatch mode, in a transform, and where ops are recorded to be taken back.
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,7 @@ from lazyrt.execution import deferred_asserts
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import View, emit, wrap
 from lazyrt.frontend.finalisers import note_kernel, over_limit
-from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.record import functional, note_recorded, operation
 from lazyrt.frontend.torch_compat import (
     aten,
     create_empty_tensor,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.node import Leaf, LeafKind, Op, Value
 
 _new: Any = object.__new__
-_listeners = events.op_listeners
+_listeners, _clock = events.op_listeners, events.op_clock
 _scalar_tensor = operation(aten.scalar_tensor.default)
 
 
@@ -495,8 +496,12 @@ def _repeat(
         increment_version([args[position] for position in positions])
     pending.writes += outcome.grown
     if _listeners:
-        for op_recorded in outcome.ops:
-            events.emit(op_recorded)
+        ended = time.perf_counter_ns()
+        if ended - _clock[0] > _clock[1]:
+            note_recorded(None, ended)
+            for op_recorded in outcome.ops:
+                events.emit(op_recorded)
+        _clock[0] = ended
     if len(buffers) + pending.writes > config.max_pending_nodes > 0:
         over_limit()
     return outcome.pick((*args, *made, *outcome.others))

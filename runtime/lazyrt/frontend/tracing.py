@@ -1,23 +1,31 @@
-"""How long recording takes, op by op: measured only while somebody asks, at no cost before.
+"""How long recording takes, op by op, and how long nothing is recorded.
 
-A kernel holds one lock from its first line to its last. While tracing is watched, that lock
-tells the time on its way in and out.
+Both are measured only while somebody asks, at no cost before. A kernel holds one lock from its
+first line to its last: while tracing is watched, that lock tells the time on its way in and out.
+While pauses are watched, each op notes when it ended.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.closing import Closing
-from lazyrt.frontend import eager_views
+from lazyrt.execution.executor import on_barrier
+from lazyrt.frontend import eager_views, record
+from lazyrt.frontend.provenance import is_library, site_of, user_lines
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.ir.live import lock, unwind
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Sequence
+    from types import FrameType, TracebackType
+
+    from lazyrt.observe.events import SourceLocation
 
 
 class _Timed:
@@ -119,3 +127,218 @@ def watch_tracing() -> TracingWatch:
         Close it, or use it in `with`, to stop.
     """
     return TracingWatch()
+
+
+# ------------------------------------------------------------------------------- pauses
+# Each op notes when it ended, so both ends of a pause are exact. Its lines come from samples: a
+# thread looks at the time of the last op and, if that was a while ago, at the line that the program
+# is at. It holds the recorder's lock meanwhile: nothing is recorded or run while it refers to a
+# frame of the program, so what a step computes stays the same.
+#
+# A look at a program that is busy takes it some 60 µs, as the interpreter goes from thread to thread
+# and back; one at a program that waits takes it nothing. So the thread looks often while it has
+# credit or pauses come whose line is not known yet, and else seldom.
+
+MIN_PAUSE_NS = 1_000_000
+_OFTEN_S = 0.001
+_SELDOM_S = 0.008
+_CREDIT = 10  # looks at a busy program that a watch begins with
+_PART = 0.1  # of the looks at a busy program that give credit back
+_QUIET_NS = 300_000  # a program that has recorded nothing for so long may be in a pause
+_RESOLUTION = 20  # samples of a long pause lie closer than this part of it
+_FINEST_S = 0.0005
+_COARSEST_S = 0.02
+_MAX_SAMPLES = 10_000
+_MAX_LINES = 8  # of a sample
+_MAX_UNKNOWN = 1_000
+_SWITCH_S = 0.0005  # after which a program that is busy in Python gives way to a look
+
+
+class Sample(NamedTuple):
+    """Where the program was at a moment of a pause.
+
+    Attributes:
+        time_ns: On the clock of `time.perf_counter_ns`.
+        lines: The user's lines, innermost first; empty where only libraries run.
+    """
+
+    time_ns: int
+    lines: tuple[SourceLocation, ...]
+
+
+class Pause(NamedTuple):
+    """A stretch of at least a millisecond in which a thread recorded no op.
+
+    Attributes:
+        start_ns, end_ns: On the clock of `time.perf_counter_ns`.
+        samples: Where the thread was, in order of time; empty where nobody looked.
+        after: The user's lines that ended it, innermost first; empty for the end of the watch.
+        is_recording: Whether an op was being recorded for the first time, and took so long.
+    """
+
+    start_ns: int
+    end_ns: int
+    samples: tuple[Sample, ...]
+    after: tuple[SourceLocation, ...]
+    is_recording: bool = False
+
+
+class PauseWatch(Closing):
+    """Tells of the pauses of one thread until it is closed."""
+
+    def __init__(self, tell: Callable[[Pause], None], thread: int) -> None:
+        self._tell = tell
+        self._thread = thread
+        self._samples: deque[Sample] = deque(maxlen=_MAX_SAMPLES)
+        self._unknown: set[tuple[SourceLocation, ...]] = set()
+        self._closed = threading.Event()
+        with lock:
+            _watch(self)
+        sampler = threading.Thread(
+            target=self._sample, name="lazyrt-pauses", daemon=True
+        )
+        sampler.start()
+
+    def close(self) -> None:
+        """Watch no more; the pause that goes on is told of as far as it has come."""
+        with lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            now = time.perf_counter_ns()
+            if now - events.op_clock[0] >= MIN_PAUSE_NS:
+                self._told(events.op_clock[0], now, ())
+            _unwatch(self)
+
+    def ended(self, start: int, end: int, *, is_recording: bool = False) -> None:
+        """Tell of a pause that the calling thread has ended, if it is the one watched."""
+        if threading.get_ident() == self._thread:
+            self._told(start, end, user_lines(3, _MAX_LINES), is_recording=is_recording)
+
+    def _told(
+        self,
+        start: int,
+        end: int,
+        after: tuple[SourceLocation, ...],
+        *,
+        is_recording: bool = False,
+    ) -> None:
+        samples = []
+        while self._samples:
+            sample = self._samples.popleft()
+            if start <= sample.time_ns <= end:
+                samples.append(sample)
+        if samples:
+            self._unknown.discard(after)
+        elif not is_recording and len(self._unknown) < _MAX_UNKNOWN:
+            self._unknown.add(after)
+        self._tell(Pause(start, end, tuple(samples), after, is_recording))
+
+    def _sample(self) -> None:
+        clock, credit, pause = events.op_clock, float(_CREDIT), _OFTEN_S
+        while not self._closed.is_set():
+            time.sleep(pause)
+            quiet = time.perf_counter_ns() - clock[0]
+            if quiet > _QUIET_NS:
+                self._look()
+                pause = min(max(quiet / 1e9 / _RESOLUTION, _FINEST_S), _COARSEST_S)
+                continue
+            is_often = credit >= 1 and (self._unknown or pause < _SELDOM_S)
+            credit += _PART if not is_often else -1
+            pause = _OFTEN_S if is_often else _SELDOM_S
+
+    def _look(self) -> None:
+        """Note the lines that the thread is at, unless it is recording right now."""
+        if not lock.acquire(blocking=False):
+            return
+        try:
+            frame: FrameType | None = sys._current_frames().get(self._thread)
+            lines: list[SourceLocation] = []
+            while frame is not None and len(lines) < _MAX_LINES:
+                if not is_library(frame.f_code):
+                    lines.append(site_of(frame))
+                frame = frame.f_back
+            self._samples.append(Sample(time.perf_counter_ns(), tuple(lines)))
+        finally:
+            lock.release()
+
+
+_pause_watches: list[PauseWatch] = []
+_around: list[Closing] = []  # what notes barriers, too
+_switch_s = 0.0
+_missed = record.miss
+
+
+def _barrier_started(event: events.BarrierStarted) -> None:
+    _pause_ended(events.op_clock[0], event.time_ns)
+
+
+def _barrier_finished(_event: events.Event) -> None:
+    events.op_clock[0] = time.perf_counter_ns()
+
+
+def _pause_ended(start: int, end: int) -> None:
+    if end - start >= MIN_PAUSE_NS:
+        for watch in tuple(_pause_watches):
+            watch.ended(start, end)
+
+
+def _timed_miss(*args: Any, **named: Any) -> Any:
+    """Record what was not found; the time that takes is no pause."""
+    start = time.perf_counter_ns()
+    _pause_ended(events.op_clock[0], start)
+    try:
+        return _missed(*args, **named)
+    finally:
+        end = events.op_clock[0] = time.perf_counter_ns()
+        if end - start >= MIN_PAUSE_NS:
+            for watch in tuple(_pause_watches):
+                watch.ended(start, end, is_recording=True)
+
+
+def _watch(watch: PauseWatch) -> None:
+    global _switch_s
+    _pause_watches.append(watch)
+    if len(_pause_watches) == 1:
+        _switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(_switch_s, _SWITCH_S))
+        record.pause_hooks.append(_pause_ended)
+        _time_misses(_timed_miss)
+        _around.append(on_barrier(_barrier_started))
+        _around.append(events.subscribe(_barrier_finished, events.BarrierFinished))
+        events.tell_pauses(MIN_PAUSE_NS)
+
+
+def _unwatch(watch: PauseWatch) -> None:
+    _pause_watches.remove(watch)
+    if not _pause_watches:
+        events.tell_pauses(0)
+        _time_misses(_missed)
+        record.pause_hooks.remove(_pause_ended)
+        while _around:
+            _around.pop().close()
+        sys.setswitchinterval(_switch_s)
+
+
+def _time_misses(miss: Callable[..., Any]) -> None:
+    eager_views.replace({"miss": miss})
+    setattr(record, "miss", miss)  # noqa: B010 - mypy takes it for a new signature
+
+
+def watch_pauses(
+    tell: Callable[[Pause], None], thread: int | None = None
+) -> PauseWatch:
+    """Call a function with each stretch of a millisecond or more in which nothing is recorded.
+
+    The program computed elsewhere, slept or waited; barriers do not count. Both ends are exact; the
+    lines come from samples. While it is on, each op notes the time, and a thread looks at the
+    program now and then; while it is off, it costs nothing.
+
+    Args:
+        tell: Called on the thread that records; it appends and returns.
+        thread: Identity of the thread; by default the caller's.
+
+    Returns:
+        Close it, or use it in `with`, to stop.
+    """
+    return PauseWatch(tell, threading.get_ident() if thread is None else thread)

@@ -124,25 +124,36 @@ class ActiveStep:
         return f"the {self.kind} {self.name!r}" if self.name else f"the {self.kind}"
 
 
-@dataclass(eq=False, slots=True)
 class ActiveScope:
     """A labelled block that is open.
 
     Attributes:
         name: Its label.
-        site: Where it was opened.
+        owner: The object that was entered, where that was open already; else it is this one.
+        outer: The scope around it.
+        code, instruction: Where it was opened; the line is looked up when somebody asks.
         started_ns: When, by `time.perf_counter_ns`; a barrier that splits the scope renews it.
         part: 1, and one more for each time that a barrier has split it.
+        annotation: Its mark on a profile of XLA that is being taken, None if none is.
     """
 
+    __slots__ = (
+        "annotation", "code", "instruction", "name", "outer", "owner", "part", "started_ns",
+    )  # fmt: skip
     name: str
-    site: SourceLocation | None
+    owner: ActiveScope
+    outer: ActiveScope | None
+    code: CodeType | None
+    instruction: int
     started_ns: int
-    part: int = 1
+    part: int
+    annotation: Any
 
 
 _steps: ContextVar[tuple[ActiveStep, ...]] = ContextVar("lazyrt_steps", default=())
-_scopes: ContextVar[tuple[ActiveScope, ...]] = ContextVar("lazyrt_scopes", default=())
+innermost_scope: ContextVar[ActiveScope | None] = ContextVar(
+    "lazyrt_scope", default=None
+)
 
 
 def steps() -> tuple[ActiveStep, ...]:
@@ -182,24 +193,34 @@ def drop_left() -> bool:
 
 def scopes() -> tuple[ActiveScope, ...]:
     """Return the open scopes, the outermost first."""
-    return _scopes.get()
+    found: list[ActiveScope] = []
+    scope = innermost_scope.get()
+    while scope is not None:
+        found.append(scope)
+        scope = scope.outer
+    return tuple(reversed(found))
 
 
 def labels() -> tuple[str, str]:
     """Return the labels of the open scopes, joined, and the name of the innermost step."""
-    open_steps, open_scopes = _steps.get(), _scopes.get()
-    if not open_steps and not open_scopes:
+    if not _steps.get() and innermost_scope.get() is None:
         return "", ""
     step = innermost()
-    scope = "/".join([each.name for each in open_scopes])
+    scope = "/".join([each.name for each in scopes()])
     return scope, (step.name or "" if step is not None else "")
 
 
-def open_scope(scope: ActiveScope) -> None:
-    """Open a scope."""
-    _scopes.set((*_scopes.get(), scope))
-
-
-def close_scope(scope: ActiveScope) -> None:
-    """Close a scope."""
-    _scopes.set(tuple(each for each in _scopes.get() if each is not scope))
+def close_scope(owner: ActiveScope) -> ActiveScope | None:
+    """Close the scope that an object opened last, wherever it lies, and return it."""
+    inner, scope = None, innermost_scope.get()
+    while scope is not None and scope is not owner:
+        if type(scope) is ActiveScope and scope.owner is owner:
+            break
+        inner, scope = scope, scope.outer
+    if scope is None:
+        return None
+    if inner is None:
+        innermost_scope.set(scope.outer)
+    else:
+        inner.outer = scope.outer
+    return scope

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -487,6 +488,23 @@ class BarrierFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLoaded(Event):
+    """A `DeviceLoader` handed a batch to the loop.
+
+    Attributes:
+        waited_ns: How long the loop waited for it.
+        load_ns: How long loading it and moving it to the device took, on whichever thread.
+        prefetch: How many batches are loaded ahead; 0 loads each when it is asked for.
+        site: The loop's line.
+    """
+
+    waited_ns: int
+    load_ns: int
+    prefetch: int
+    site: SourceLocation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkLeft(Event):
     """A loop was left early, and what it had recorded since the last barrier is still pending.
 
@@ -587,8 +605,14 @@ Listener = Callable[[Event], None]
 _lock = threading.RLock()
 _subscriptions: tuple[Subscription, ...] = ()
 # Generated kernels test this list's truth for every op: it is non-empty only while somebody
-# listens to OpRecorded, and its identity never changes.
-op_listeners: list[Subscription] = []
+# listens to OpRecorded or watches for pauses, and its identity never changes.
+op_listeners: list[object] = []
+# When the last op ended meanwhile, of `time.perf_counter_ns`, and how much later the next one must
+# end for its kernel to tell of it.
+op_clock = [0, -1]
+_PAUSES = "a watch for pauses"
+# The same for scopes, which test it at their ends.
+scope_listeners: list[Subscription] = []
 
 
 class Subscription(Closing):
@@ -608,6 +632,9 @@ class Subscription(Closing):
             _subscriptions = tuple(s for s in _subscriptions if s is not self)
             if self in op_listeners:
                 op_listeners.remove(self)
+            if self in scope_listeners:
+                scope_listeners.remove(self)
+            _set_limit()
 
 
 def subscribe(
@@ -633,7 +660,36 @@ def subscribe(
         _subscriptions = (*_subscriptions, subscription)
         if any(issubclass(OpRecorded, kind) for kind in kinds):
             op_listeners.append(subscription)
+        if not kinds or any(issubclass(ScopeFinished, kind) for kind in kinds):
+            scope_listeners.append(subscription)
+        _set_limit()
     return subscription
+
+
+_pause_ns = 0
+
+
+def tell_pauses(shortest_ns: int) -> None:
+    """Let kernels tell of ops that end so long after the one before; 0 ends that."""
+    global _pause_ns
+    with _lock:
+        _pause_ns = shortest_ns
+        if _PAUSES in op_listeners:
+            op_listeners.remove(_PAUSES)
+        _set_limit()
+        if shortest_ns:
+            op_clock[0] = time.perf_counter_ns()
+            op_listeners.append(_PAUSES)
+
+
+def _set_limit() -> None:
+    """Have all ops told while somebody listens to them, else those that end a pause."""
+    op_clock[1] = -1 if wants_ops() else _pause_ns
+
+
+def wants_ops() -> bool:
+    """Return whether a listener takes `OpRecorded`."""
+    return any(isinstance(each, Subscription) for each in op_listeners)
 
 
 def _check(listener: object, kinds: tuple[object, ...]) -> None:

@@ -161,7 +161,7 @@ class Metrics:
         try:
             while self._new:
                 self._now, event = self._new.popleft()
-                count = _COUNTED.get(type(event))
+                count = COUNTED.get(type(event))
                 if count is not None:
                     count(self, event)
         finally:
@@ -406,7 +406,7 @@ def watch_executions() -> events.Subscription:
     return events.subscribe(lambda _event: None, events.ExecuteFinished)
 
 
-_COUNTED: dict[type[events.Event], Callable[[Metrics, Any], None]] = {
+COUNTED: dict[type[events.Event], Callable[[Metrics, Any], None]] = {
     events.CompileFinished: Metrics._count_compile,
     events.ExecuteStarted: Metrics._count_dispatch,
     events.ExecuteFinished: Metrics._count_execution,

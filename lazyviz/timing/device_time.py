@@ -1,0 +1,833 @@
+"""The device's time by line, scope and op, after fusion.
+
+The device's trace has an event for each run of an instruction. The executables carry where each of
+their instructions came from, those inside fusions, too. This joins both.
+
+Rules:
+* The device works from the first instruction of a program's run to the last. The instructions share
+  this time by how long each ran, the innermost ones where they nest: those that ran side by side, and
+  those between which a thread had nothing to do, in proportion, too.
+* A fusion's time is shared by the work of the instructions inside: their operations on numbers,
+  where one of a function such as `exp` counts as much as the additions that take as long (measured
+  with XLA on a CPU, see `_WEIGHTS`). A fusion that only moves data is shared by bytes.
+* The time of a backward op counts for the line whose forward op it differentiates, as `backward_ns`.
+  What follows from gradients, and what only that needs, is the update.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import lazygraph
+from lazygraph.diff import callee_graph, callees
+from lazygraph.types import flops, type_bytes
+from lazyviz.timing.gaps import place, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lazygraph import Graph
+    from lazyrt.tools import DeviceTrace, Node
+    from lazyviz.timing.gaps import Interval
+
+Part = Literal["forward", "backward", "update"]
+_BACKWARD = " (backward)"
+_SITE = re.compile(r"(.*):(\d+)$")
+_FREE = frozenset(
+    {
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "iota",
+        "after-all",
+    }
+)
+_MOVES = frozenset(
+    {"broadcast", "reshape", "transpose", "slice", "concatenate", "pad", "copy", "convert",
+     "dynamic-slice", "dynamic-update-slice", "gather", "reverse", "select", "compare"}
+)  # fmt: skip
+_WEIGHTS = {
+    **dict.fromkeys(("divide", "remainder"), 4.0),
+    "sqrt": 8.0,
+    "erf": 50.0,
+    **dict.fromkeys(("tanh", "log", "sine", "cbrt", "atan2"), 70.0),
+    **dict.fromkeys(
+        ("exponential", "rsqrt", "logistic", "cosine", "tan", "log-plus-one"), 95.0
+    ),
+    "exponential-minus-one": 105.0,
+    "power": 570.0,
+}
+_TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
+_SINCE_1970_NS = 10**17
+_FIRST_RUNS = 2
+_BUDGET = 0.005
+
+
+class Place(NamedTuple):
+    """Where an op came from.
+
+    Attributes:
+        file, line, cell: The user's line; empty, 0 and None if it is not known.
+        scope: Labels and module, joined by `/`.
+        op: The framework's name of the op.
+        part: Of the step.
+    """
+
+    file: str = ""
+    line: int = 0
+    cell: int | None = None
+    scope: str = ""
+    op: str = ""
+    part: Part = "forward"
+
+
+class Run(NamedTuple):
+    """One run of a program on a device.
+
+    Attributes:
+        device, program, number: As the trace numbers them.
+        start_ns, end_ns: Of its first and last instruction, of `time.perf_counter_ns`.
+        ops: Names of the instructions that ran.
+    """
+
+    device: int
+    program: int
+    number: int
+    start_ns: int
+    end_ns: int
+    ops: frozenset[str]
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells it from other runs of the trace."""
+        return self.device, self.program, self.number
+
+
+class Launch(NamedTuple):
+    """A program that was handed to the device."""
+
+    fingerprint: str
+    purpose: str
+    step: int
+    time_ns: int
+
+
+_RunKey = tuple[int, int, int]
+_Key = tuple[int, int, int, str]
+_Segment = tuple[int, int, _Key]
+
+
+@dataclass(slots=True)
+class Traced:
+    """What a trace says.
+
+    Attributes:
+        runs: In order of their starts.
+        spent: Nanoseconds of each instruction, by run's device, program and number, and its name.
+        times: How often each ran, likewise.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    spent: dict[_RunKey, Counter[str]] = field(default_factory=dict)
+    times: dict[_RunKey, Counter[str]] = field(default_factory=dict)
+
+
+def read_trace(trace: DeviceTrace) -> Traced:
+    """Return the runs of a device's trace and the time of their instructions."""
+    found = Traced()
+    ends: dict[_RunKey, tuple[int, int]] = {}
+    own: dict[_RunKey, Counter[str]] = defaultdict(Counter)
+    for events in _instructions(trace):
+        for start, end, key in events:
+            run, op = key[:3], key[3]
+            found.times.setdefault(run, Counter())[op] += 1
+            first, last = ends.get(run, (start, end))
+            ends[run] = min(first, start), max(last, end)
+        for start, end, key in _innermost(events):
+            own[key[:3]][key[3]] += end - start
+    found.runs = sorted(
+        (Run(*run, *ends[run], frozenset(times)) for run, times in found.times.items()),
+        key=lambda run: run.start_ns,
+    )
+    for together in _side_by_side(found.runs):
+        length = max(each.end_ns for each in together) - together[0].start_ns
+        total = sum(sum(own[each.key].values()) for each in together) or 1
+        for each in together:
+            found.spent[each.key] = Counter(
+                {op: round(ns * length / total) for op, ns in own[each.key].items()}
+            )
+    return found
+
+
+def _side_by_side(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """Yield the runs in groups that overlap in time; most are alone."""
+    group: list[Run] = []
+    for run in runs:
+        if group and run.start_ns >= max(each.end_ns for each in group):
+            yield group
+            group = []
+        group.append(run)
+    if group:
+        yield group
+
+
+def _instructions(trace: DeviceTrace) -> Iterator[list[_Segment]]:
+    """Yield the runs of instructions of each thread or stream."""
+    from jax.profiler import ProfileData
+
+    if not trace.data:
+        return
+    planes = list(ProfileData.from_serialized_xspace(trace.data).planes)
+    began = next(
+        (
+            value
+            for plane in planes
+            if plane.name == "Task Environment"
+            for name, value in plane.stats
+            if name == "profile_start_time"
+        ),
+        0,
+    )
+    for plane in planes:
+        for line in plane.lines:
+            events: list[_Segment] = []
+            for event in line.events:
+                stats = dict(event.stats)
+                op = stats.get("hlo_op")
+                if op is None:
+                    continue
+                start = int(event.start_ns)
+                if start < _SINCE_1970_NS:
+                    start += int(began)
+                start -= trace.epoch_ns
+                key = (
+                    int(stats.get("device_ordinal", 0)),
+                    int(stats.get("program_id", 0)),
+                    int(stats.get("run_id", 0)),
+                    str(op),
+                )
+                events.append((start, start + int(event.duration_ns), key))
+            if events:
+                yield events
+
+
+def _innermost(events: list[_Segment]) -> list[_Segment]:
+    """Return when each event of a thread was the innermost one."""
+    events.sort(key=lambda event: (event[0], -event[1]))
+    found: list[_Segment] = []
+    stack: list[_Segment] = []
+    now = 0
+
+    def until(time_ns: int) -> None:
+        nonlocal now
+        while stack and now < time_ns:
+            _, end, key = stack[-1]
+            upto = min(end, time_ns)
+            if upto > now:
+                found.append((now, upto, key))
+                now = upto
+            if end <= now:
+                stack.pop()
+        now = max(now, time_ns)
+
+    for event in events:
+        until(event[0])
+        stack.append(event)
+    until(max((event[1] for event in events), default=0))
+    return found
+
+
+# ----------------------------------------------------------------------------- programs
+
+
+class Program:
+    """An executable's instructions, and where each came from.
+
+    Args:
+        text: Its optimised HLO.
+        nodes: The ops of its graph as IR; none where that is not kept.
+    """
+
+    def __init__(self, text: str, nodes: Sequence[Node] = ()) -> None:
+        self._origins = _by_label(nodes)
+        self._found: dict[str, tuple[Graph, int]] = {}
+        self._shares: dict[str, dict[Place, float]] = {}
+        stack, seen = [lazygraph.parse(text)], set[str]()
+        while stack:
+            graph = stack.pop()
+            for node, name in enumerate(graph.names):
+                self._found.setdefault(name.removeprefix("%"), (graph, node))
+                for _, called in callees(graph, node) if graph.attrs[node] else ():
+                    inner = None if called in seen else callee_graph(graph, called)
+                    seen.add(called)
+                    if inner is not None and graph.ops[node] != "fusion":
+                        stack.append(inner)
+
+    def has(self, ops: frozenset[str]) -> bool:
+        """Return whether all these are its instructions."""
+        return all(op in self._found for op in ops)
+
+    def shares(self, name: str) -> dict[Place, float]:
+        """Return where an instruction's time belongs, in shares that add up to 1."""
+        known = self._shares.get(name)
+        if known is None:
+            known = self._shares[name] = self._find_shares(name)
+        return known
+
+    def _find_shares(self, name: str) -> dict[Place, float]:
+        """Return an instruction's places, else those of the nearest that reads it or is read."""
+        if name not in self._found:
+            return {Place(): 1.0}
+        graph, start = self._found[name]
+        for towards in (_readers, _operands):
+            nodes, seen = deque([start]), {start}
+            while nodes:
+                node = nodes.popleft()
+                if found := self._own_shares(graph, node):
+                    return found
+                near = [k for k in towards(graph, node) if k not in seen]
+                seen.update(near)
+                nodes.extend(near)
+        return {Place(): 1.0}
+
+    def _own_shares(self, graph: Graph, node: int) -> dict[Place, float]:
+        """Return the places of what an instruction holds, in shares; empty if none is known."""
+        weights: dict[Place, float] = defaultdict(float)
+        for inner, k, weight in self._work(graph, node):
+            for where, part in self._places(inner, k).items():
+                weights[where] += weight * part
+        total = sum(weights.values())
+        if not total:
+            return self._places(graph, node)
+        return {where: weight / total for where, weight in weights.items()}
+
+    def _work(self, graph: Graph, node: int) -> list[tuple[Graph, int, float]]:
+        """Return what an instruction holds, with the work of each part."""
+        if graph.ops[node] != "fusion":
+            return [(graph, node, 1.0)]
+        found = [
+            (inner, k, _work_of(inner, k))
+            for _, name in callees(graph, node)
+            if (inner := callee_graph(graph, name)) is not None
+            for k in range(len(inner))
+        ]
+        if any(weight for _, _, weight in found):
+            return found
+        return [
+            (inner, k, float(type_bytes(inner.types[k])))
+            for inner, k, _ in found
+            if inner.ops[k] not in _FREE
+        ]
+
+    def _places(self, graph: Graph, node: int) -> dict[Place, float]:
+        """Return the places of one instruction; none if they are not known."""
+        origin = graph.origin(node)
+        label = f"{origin.scope}/{origin.op_name}" if origin.scope else origin.op_name
+        known = self._origins.get((label, origin.site)) or self._origins.get(
+            (label, "")
+        )
+        if known is not None:
+            return known
+        site = _SITE.match(origin.site)
+        if site is None or not origin.op_name or _is_ours(site[1]):
+            return {}
+        part: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
+        op = origin.op_name.removesuffix(_BACKWARD)
+        return {Place(site[1], int(site[2]), None, origin.scope, op, part): 1.0}
+
+    def cost(self, name: str) -> tuple[float, float]:
+        """Return the floating-point operations of an instruction and the bytes that it moves."""
+        if name not in self._found:
+            return 0.0, 0.0
+        graph, node = self._found[name]
+        nbytes = type_bytes(graph.types[node])
+        nbytes += sum(type_bytes(graph.types[k]) for k in graph.operands[node])
+        count = sum(
+            _flops(inner, k)
+            for inner, k, _ in self._work(graph, node)
+            if inner.ops[k] not in _FREE
+        )
+        return float(count), float(nbytes)
+
+
+def _readers(graph: Graph, node: int) -> list[int]:
+    return [k for k in range(node + 1, len(graph)) if node in graph.operands[k]]
+
+
+def _operands(graph: Graph, node: int) -> Sequence[int]:
+    return graph.operands[node]
+
+
+def _flops(graph: Graph, node: int) -> float:
+    types = [graph.types[operand] for operand in graph.operands[node]]
+    return float(flops(graph.ops[node], graph.types[node], types, graph.attrs[node]))
+
+
+def _work_of(graph: Graph, node: int) -> float:
+    op = graph.ops[node]
+    if op in _FREE or op in _MOVES:
+        return 0.0
+    return _flops(graph, node) * _WEIGHTS.get(op, 1.0)
+
+
+def _is_ours(file: str) -> bool:
+    from lazyrt.tools import provenance
+
+    return file == "-" or bool(provenance.is_own_file(file))
+
+
+def _by_label(nodes: Sequence[Node]) -> dict[tuple[str, str], dict[Place, float]]:
+    """Return the places of ops by what HLO metadata calls them: label and line, or label alone."""
+    from lazyrt.tools import run_ns
+
+    update = _update_nodes(nodes)
+    weights: dict[tuple[str, str], Counter[Place]] = defaultdict(Counter)
+    for node in nodes:
+        origin = node.provenance
+        site, part = origin.site, "update" if node.id in update else "forward"
+        label = f"{origin.path}/{node.op.name}" if origin.path else node.op.name
+        written = f"{site.file}:{site.line}" if site is not None else ""
+        if origin.backward is not None:
+            label, part = f"{label}{_BACKWARD}", "backward"
+            forward = origin.backward.forward
+            site = (forward.site if forward is not None else None) or site
+        file, line, cell = (
+            ("", 0, None) if site is None else (site.file, site.line, site.cell)
+        )
+        where = Place(file, line, cell, origin.path, node.op.name, part)  # type: ignore[arg-type]
+        for key in {(label, written), (label, "")}:
+            weights[key][where] += max(1, round(run_ns(node)))
+    return {
+        key: {where: ns / sum(found.values()) for where, ns in found.items()}
+        for key, found in weights.items()
+    }
+
+
+def _update_nodes(nodes: Sequence[Node]) -> set[int]:
+    """Return the ops that follow from gradients, and those that only these need."""
+    found: set[int] = set()
+    after: set[int] = set()
+    for node in nodes:  # operands first
+        read = {value.node.id for value in node.operands if value.node is not None}
+        if node.provenance.backward is not None:
+            after.add(node.id)
+        elif read & after:
+            after.add(node.id)
+            found.add(node.id)
+    readers: dict[int, set[int]] = defaultdict(set)
+    for node in nodes:
+        for value in node.operands:
+            if value.node is not None:
+                readers[value.node.id].add(node.id)
+    for node in reversed(nodes):
+        of = readers.get(node.id)
+        if node.provenance.backward is None and of and of <= found:
+            found.add(node.id)
+    return found
+
+
+# --------------------------------------------------------------------------------- join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineTime:
+    """What one line cost the device.
+
+    Attributes:
+        file, line, cell: The line; empty, 0 and None for work that belongs to no line.
+        device_ns: All of it: `forward_ns`, `backward_ns` and `update_ns` together.
+        flops: Floating-point operations, counted from types.
+        nbytes: Bytes that its instructions read and wrote, its share of a fusion's.
+        runs: Runs of programs that had work of this line.
+        ops: The framework's names of its ops, the costliest first.
+    """
+
+    file: str
+    line: int
+    cell: int | None = None
+    device_ns: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    update_ns: int = 0
+    flops: int = 0
+    nbytes: int = 0
+    runs: int = 0
+    ops: tuple[str, ...] = ()
+
+    @property
+    def at(self) -> str:
+        """The line in short."""
+        return place(self.file, self.line, self.cell)
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations for each byte moved."""
+        return self.flops / self.nbytes if self.nbytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeTime:
+    """What one scope cost.
+
+    Attributes:
+        scope: Labels and module, joined by `/`.
+        device_ns: Time of the device at its ops: `forward_ns`, `backward_ns` and `update_ns`.
+        host_ns: How long the program was in its blocks; 0 for a module.
+        busy_ns: How long the device worked at anything meanwhile.
+    """
+
+    scope: str
+    device_ns: int = 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    update_ns: int = 0
+    host_ns: int = 0
+    busy_ns: int = 0
+
+    @property
+    def duty_cycle(self) -> float:
+        """The part of its blocks' time in which the device worked, from 0 to 1."""
+        return self.busy_ns / self.host_ns if self.host_ns else 0.0
+
+
+@dataclass(slots=True)
+class DeviceTime:
+    """What the device did while it was traced.
+
+    Attributes:
+        busy: When it worked, disjoint and in order.
+        lines: Its time by line, the largest first.
+        scopes: Its time by scope, the largest first.
+        by_step: Its time by step.
+        traced_runs: Runs of programs that were traced.
+        like_traced_runs: Runs that are taken to be like those of the same program.
+        unknown_runs: Runs of programs of which none was traced; their time is not counted.
+    """
+
+    busy: list[Interval] = field(default_factory=list)
+    lines: list[LineTime] = field(default_factory=list)
+    scopes: list[ScopeTime] = field(default_factory=list)
+    by_step: Counter[int] = field(default_factory=Counter)
+    traced_runs: int = 0
+    like_traced_runs: int = 0
+    unknown_runs: int = 0
+
+
+class TraceWindows:
+    """Traces the device in windows of some steps, so that it costs a per cent at most.
+
+    To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
+    program is traced in its first runs, and after that as long as collecting takes at most half a
+    hundredth of the time. The other runs are taken to be like those.
+
+    Attributes:
+        traces: In order of time.
+        fault: Why there is no trace; empty if there is one.
+
+    Args:
+        is_whole: Whether to trace all of the time, whatever that costs.
+    """
+
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
+        self.traces: list[DeviceTrace] = []
+        self.fault = ""
+        self._traced: Counter[str] = Counter()
+        self._latest: set[str] = set()
+        self._began_ns = time.perf_counter_ns()
+        self._spent_ns = 0  # for traces that have ended
+        self._ended_runs = self._runs = 0
+        self._open: DeviceTrace | None = None
+        self._ending: threading.Thread | None = None
+        self._lock = threading.RLock()  # another thread may end it
+        self._rests = False
+
+    def begin(self) -> None:
+        """Trace from now on, unless that is under way or cannot be done."""
+        from lazyrt import tools
+        from lazyrt.errors import UsageError
+
+        with self._lock:
+            if self._open is not None or self.fault or self._rests or self._is_ending:
+                return
+            try:
+                self._open = tools.device_trace()
+            except UsageError as error:
+                self.fault = str(error)
+                return
+            self.traces.append(self._open)
+
+    def end(self) -> None:
+        """Trace no more for now; another thread collects, as that takes a while."""
+        with self._lock:
+            trace, self._open = self._open, None
+            if trace is None:
+                return
+            runs, self._runs = self._runs, 0
+            self._ending = threading.Thread(
+                target=self._collect, args=(trace, runs), name="lazyviz-trace"
+            )
+            self._ending.start()
+
+    def rest(self, *, on: bool) -> None:
+        """Begin no trace until told otherwise: another profile takes one, or this one is over.
+
+        Waits until all is collected.
+        """
+        with self._lock:
+            self._rests = on
+            self.end()
+        if self._ending is not None:
+            self._ending.join()
+
+    def _collect(self, trace: DeviceTrace, runs: int) -> None:
+        start = time.perf_counter_ns()
+        trace.close()
+        self._spent_ns += time.perf_counter_ns() - start
+        self._ended_runs += runs
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._ending is not None and self._ending.is_alive()
+
+    def launched(self, fingerprint: str) -> None:
+        """Take note of a run of a program."""
+        self._latest.add(fingerprint)
+        if self._open is not None:
+            self._traced[fingerprint] += 1
+            self._runs += 1
+
+    def barrier_ended(self) -> None:
+        """Begin or end a window."""
+        latest, self._latest = self._latest, set()
+        if self._is_whole:
+            return
+        if any(self._traced[each] < _FIRST_RUNS for each in latest) or self._has_budget:
+            self.begin()
+        elif latest:
+            self.end()
+
+    @property
+    def _has_budget(self) -> bool:
+        """Whether to collect this window takes a small part of the time so far."""
+        if not self._ended_runs:
+            return False
+        expected = (self._runs + 1) * self._spent_ns / self._ended_runs
+        allowed = (time.perf_counter_ns() - self._began_ns) * _BUDGET
+        return bool(self._spent_ns + expected <= allowed)
+
+
+def _without_cut(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of a window without those at its ends that lack instructions."""
+    whole: dict[int, frozenset[str]] = {}
+    for run in runs:
+        if len(run.ops) > len(whole.get(run.program, ())):
+            whole[run.program] = run.ops
+    ends = (runs[0], runs[-1]) if runs else ()
+    return [run for run in runs if run not in ends or run.ops == whole[run.program]]
+
+
+def launches_of_runs(
+    runs: Sequence[Run],
+    launches: Sequence[Launch],
+    programs: Mapping[str, Sequence[Program]],
+) -> list[Launch | None]:
+    """Return which launch each run came from: the latest one before it that fits.
+
+    Runs come in the order of their launches, so those before a run's are not looked at again.
+    """
+    found: list[Launch | None] = []
+    left = deque(launches)
+    for run in runs:
+        fits = [
+            k
+            for k, launch in enumerate(left)
+            if launch.time_ns <= run.start_ns + _TOLERANCE_NS
+            and any(each.has(run.ops) for each in programs.get(launch.fingerprint, ()))
+        ]
+        found.append(left[fits[0]] if fits else None)
+        if fits:
+            del left[fits[0]]
+    return found
+
+
+class _Sums:
+    """Adds up the device's time by place and step."""
+
+    def __init__(self) -> None:
+        self.by_place: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+        self.line_runs: Counter[tuple[str, int, int | None]] = Counter()
+        self.by_step: Counter[int] = Counter()
+
+    def add(
+        self, costs: Mapping[Place, Sequence[float]], launch: Launch | None
+    ) -> None:
+        """Add what one run cost."""
+        for where, numbers in costs.items():
+            for k, number in enumerate(numbers):
+                self.by_place[where][k] += number
+        self.line_runs.update({where[:3] for where in costs})
+        if launch is not None and launch.purpose == "step":
+            self.by_step[launch.step] += round(sum(ns for ns, *_ in costs.values()))
+
+
+def device_time(
+    traces: Sequence[DeviceTrace],
+    launches: Sequence[Launch],
+    programs: Mapping[str, Sequence[Program]],
+) -> DeviceTime:
+    """Join traces of the device with the programs that ran.
+
+    Args:
+        traces: In order of time.
+        launches: What was handed to the device, in order.
+        programs: The builds of each program, by fingerprint.
+    """
+    sums = _Sums()
+    known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
+    busy: list[Interval] = []
+    left = list(launches)
+    count = 0
+    for trace in traces:
+        traced = read_trace(trace)
+        runs = _without_cut(traced.runs)
+        near = (
+            [each for each in left if each.time_ns <= runs[-1].end_ns] if runs else []
+        )
+        matched = launches_of_runs(runs, near, programs)
+        left = [each for each in left if each not in matched]
+        for run, launch in zip(runs, matched, strict=True):
+            count += 1
+            builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
+            program = next((p for p in builds if p.has(run.ops)), None)
+            costs = _run_costs(program, traced.spent[run.key], traced.times[run.key])
+            sums.add(costs, launch)
+            busy.append((run.start_ns, run.end_ns))
+            if launch is not None:
+                known[launch.fingerprint].append(costs)
+    means = {name: _mean(costs) for name, costs in known.items()}
+    guessed = [launch for launch in left if launch.fingerprint in means]
+    for launch in guessed:
+        sums.add(means[launch.fingerprint], launch)
+    return DeviceTime(
+        busy=_with_guesses(busy, [(g, _length(means[g.fingerprint])) for g in guessed]),
+        lines=_lines(sums.by_place, sums.line_runs),
+        scopes=_scopes(sums.by_place),
+        by_step=sums.by_step,
+        traced_runs=count,
+        like_traced_runs=len(guessed),
+        unknown_runs=len(left) - len(guessed),
+    )
+
+
+def _length(costs: Mapping[Place, Sequence[float]]) -> int:
+    return round(sum(ns for ns, *_ in costs.values()))
+
+
+def _mean(
+    runs: Sequence[Mapping[Place, Sequence[float]]],
+) -> dict[Place, Sequence[float]]:
+    total: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+    for costs in runs:
+        for where, numbers in costs.items():
+            for k, number in enumerate(numbers):
+                total[where][k] += number / len(runs)
+    return {**total}
+
+
+def _with_guesses(
+    busy: Sequence[Interval], guessed: Sequence[tuple[Launch, int]]
+) -> list[Interval]:
+    """Return when the device worked, runs that were not traced taken to begin once it was free."""
+    found = sorted(busy)
+    free = 0
+    position = 0
+    for launch, length in guessed:
+        while position < len(found) and found[position][0] <= launch.time_ns:
+            free = max(free, found[position][1])
+            position += 1
+        start = max(launch.time_ns, free)
+        free = start + length
+        found.insert(position, (start, free))
+        position += 1
+    return union(found)
+
+
+def _run_costs(
+    program: Program | None, spent: Counter[str], times: Counter[str]
+) -> dict[Place, Sequence[float]]:
+    """Return nanoseconds, operations and bytes of one run by place."""
+    found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+    for op, ns in spent.items():
+        if program is None:
+            found[Place()][0] += ns
+            continue
+        count, nbytes = program.cost(op)
+        for where, share in program.shares(op).items():
+            sums = found[where]
+            sums[0] += ns * share
+            sums[1] += count * share * times[op]
+            sums[2] += nbytes * share * times[op]
+    return {**found}
+
+
+def _lines(
+    by_place: Mapping[Place, Sequence[float]],
+    runs: Counter[tuple[str, int, int | None]],
+) -> list[LineTime]:
+    grouped: dict[tuple[str, int, int | None], list[tuple[Place, Sequence[float]]]]
+    grouped = defaultdict(list)
+    for where, numbers in by_place.items():
+        grouped[where[:3]].append((where, numbers))
+    found = []
+    for (file, line, cell), members in grouped.items():
+        parts: Counter[str] = Counter()
+        ops: Counter[str] = Counter()
+        for where, (ns, _, _) in members:
+            parts[where.part] += round(ns)
+            ops[where.op] += round(ns)
+        found.append(
+            LineTime(
+                file=file,
+                line=line,
+                cell=cell,
+                device_ns=sum(parts.values()),
+                forward_ns=parts["forward"],
+                backward_ns=parts["backward"],
+                update_ns=parts["update"],
+                flops=round(sum(numbers[1] for _, numbers in members)),
+                nbytes=round(sum(numbers[2] for _, numbers in members)),
+                runs=runs[file, line, cell],
+                ops=tuple(op for op, _ in ops.most_common() if op),
+            )
+        )
+    return sorted(found, key=lambda each: -each.device_ns)
+
+
+def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
+    grouped: dict[str, Counter[str]] = defaultdict(Counter)
+    for where, (ns, _, _) in by_place.items():
+        grouped[where.scope][where.part] += round(ns)
+    found = [
+        ScopeTime(
+            scope=scope,
+            device_ns=sum(parts.values()),
+            forward_ns=parts["forward"],
+            backward_ns=parts["backward"],
+            update_ns=parts["update"],
+        )
+        for scope, parts in grouped.items()
+    ]
+    return sorted(found, key=lambda each: -each.device_ns)
+
+
+def launch_of(event: Any) -> Launch:
+    """Return the launch that an `ExecuteStarted` tells of."""
+    return Launch(event.fingerprint, event.purpose, event.step, event.time_ns)

@@ -1,0 +1,674 @@
+"""The host's time while a profile is taken: phases, steps, and the lines that waited.
+
+The runtime tells of each pause between two ops, with both ends exact and samples of the lines that
+the program was at. What the runtime's own events cover (barriers, waits, transfers, compiles) is
+taken out of a pause; the rest is the program's own time, a gap.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lazyrt.observe import events
+from lazyviz.render import text
+from lazyviz.timing.ledger import Ledger, Quiet
+from lazyviz.timing.tally import Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from lazyrt.observe.events import SourceLocation
+    from lazyrt.tools import Pause
+
+MIN_GAP_NS = 1_000_000
+_NOWHERE = ("", 0, "")
+Interval = tuple[int, int]
+
+
+class Noted(NamedTuple):
+    """An event as it came."""
+
+    event: Any
+    now_ns: int
+    thread: int
+
+
+class Stretch(NamedTuple):
+    """What the thread did for a while.
+
+    Attributes:
+        phase: One of the ledger's phases.
+        start_ns, end_ns: When.
+        site: The user's line, if it is known.
+        is_sampled: Whether the line was seen in this very stretch.
+    """
+
+    phase: str
+    start_ns: int
+    end_ns: int
+    site: SourceLocation | None
+    is_sampled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A stretch in which the program waited or computed elsewhere, at one of its lines.
+
+    Attributes:
+        start_ns, duration_ns: When, of `time.perf_counter_ns`, and how long.
+        file, line, function: The user's line that waited; empty and 0 if it is not known.
+        cell: Execution count of its notebook cell, None outside notebooks.
+        idle_ns: The part in which the device had nothing to do either.
+        step: Number of the step that was being recorded; None after the last barrier.
+        sentence: All of it in words, and what would close the gap.
+        is_sampled: Whether the line was seen in this very gap, not in others at its place.
+    """
+
+    start_ns: int
+    duration_ns: int
+    file: str
+    line: int
+    function: str
+    cell: int | None = None
+    idle_ns: int = 0
+    step: int | None = None
+    sentence: str = ""
+    is_sampled: bool = True
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def at(self) -> str:
+        """Its line in short, such as `train.py:41`."""
+        return place(self.file, self.line, self.cell)
+
+
+def place(file: str, line: int, cell: int | None = None) -> str:
+    """Return a line in short; empty if it is not known."""
+    if not file:
+        return ""
+    if cell is not None:
+        return f"cell {cell} line {line}"
+    return f"{file.rsplit('/', 1)[-1]}:{line}"
+
+
+@dataclass(slots=True)
+class HostTime:
+    """What a thread did while it was profiled.
+
+    Attributes:
+        stretches: In order of time; what lies between them is recording.
+        parts: Nanoseconds of each phase, which add up to the whole.
+    """
+
+    stretches: list[Stretch] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)
+
+    def between(self, start_ns: int, end_ns: int) -> Iterator[Stretch]:
+        """Yield what the thread did in some time; stretches do not overlap."""
+        ends = bisect.bisect_right(self.stretches, start_ns, key=lambda s: s.end_ns)
+        for each in self.stretches[ends:]:
+            if each.start_ns >= end_ns:
+                return
+            yield each
+
+
+def host_time(
+    noted: Iterable[Noted],
+    pauses: Sequence[Pause],
+    thread: int,
+    start_ns: int,
+    end_ns: int,
+) -> HostTime:
+    """Add up what a thread did.
+
+    Args:
+        noted: The runtime's events, in order.
+        pauses: Its pauses, in order.
+        thread: Identity of the thread.
+        start_ns: When the profile began.
+        end_ns: When it ended.
+    """
+    found = HostTime()
+    current: tuple[SourceLocation | None, bool] = (None, True)
+
+    def told(phase: str, pieces: list[Interval], _site: str) -> None:
+        for start, end in pieces:
+            found.stretches.append(Stretch(phase, start, end, *current))
+
+    tally = Tally(ledger=Ledger(start_ns), thread=thread, told=told)
+    for one in _merged(noted, pauses):
+        if isinstance(one, Noted):
+            current = getattr(one.event, "site", None), True
+            tally.add(one.event, one.now_ns, one.thread)
+            continue
+        for run in one:
+            current = run.site, run.is_sampled
+            tally.add(Quiet(run.start_ns, run.end_ns, run.site), run.end_ns, thread)
+    found.stretches.sort(key=lambda each: each.start_ns)
+    found.parts = tally.ledger.parts(end_ns)
+    return found
+
+
+def _merged(
+    noted: Iterable[Noted], pauses: Sequence[Pause]
+) -> Iterator[Noted | list[Stretch]]:
+    """Yield events and pauses in order of their ends; a pause as runs of lines."""
+    usual = _usual_runs(pauses)
+    waiting = [
+        (pause.end_ns, lines_of(pause, usual))
+        for pause in pauses
+        if not pause.is_recording
+    ]
+    waiting.reverse()
+    for one in noted:
+        while waiting and waiting[-1][0] <= one.now_ns:
+            yield waiting.pop()[1]
+        yield one
+    while waiting:
+        yield waiting.pop()[1]
+
+
+_Place = tuple[Any, ...]
+
+
+def _usual_runs(pauses: Sequence[Pause]) -> dict[_Place, SourceLocation]:
+    """Return the line that most often waited before an op, by the lines that recorded the op."""
+    seen: dict[_Place, Counter[SourceLocation]] = defaultdict(Counter)
+    for pause in pauses:
+        for sample in pause.samples:
+            if sample.lines:
+                seen[pause.after][sample.lines[0]] += 1
+    return {after: lines.most_common(1)[0][0] for after, lines in seen.items()}
+
+
+def lines_of(pause: Pause, usual: dict[_Place, SourceLocation]) -> list[Stretch]:
+    """Return the lines that a pause was spent at, each with its part of it.
+
+    A sample stands for the time since the one before. Lines that were at work for less than a
+    millisecond each, such as those of a loop in Python, count together, for the most frequent one.
+    """
+    runs: list[Stretch] = []
+    since = pause.start_ns
+    for k, sample in enumerate(pause.samples):
+        site = sample.lines[0] if sample.lines else None
+        until = sample.time_ns
+        if k + 1 < len(pause.samples):
+            until = (sample.time_ns + pause.samples[k + 1].time_ns) // 2
+        else:
+            until = pause.end_ns
+        if runs and runs[-1].site == site:
+            runs[-1] = runs[-1]._replace(end_ns=until)
+        else:
+            runs.append(Stretch("python", since, until, site))
+        since = until
+    if not runs:
+        site = usual.get(pause.after) or next(iter(pause.after), None)
+        run = Stretch("python", pause.start_ns, pause.end_ns, site)
+        return [run._replace(is_sampled=False)]
+    return _merge_short(runs)
+
+
+def _merge_short(runs: list[Stretch]) -> list[Stretch]:
+    """Join runs of less than a millisecond with those beside them."""
+    found: list[Stretch] = []
+    mixed: list[Stretch] = []
+    for run in runs:
+        if run.end_ns - run.start_ns >= MIN_GAP_NS:
+            found += [*_together(mixed), run]
+            mixed = []
+        else:
+            mixed.append(run)
+    found += _together(mixed)
+    joined: list[Stretch] = []
+    for run in found:
+        is_short = run.end_ns - run.start_ns < MIN_GAP_NS
+        if joined and (is_short or joined[-1].site == run.site):
+            joined[-1] = joined[-1]._replace(end_ns=run.end_ns)
+        elif joined and joined[-1].end_ns - joined[-1].start_ns < MIN_GAP_NS:
+            joined[-1] = run._replace(start_ns=joined[-1].start_ns)
+        else:
+            joined.append(run)
+    return joined
+
+
+def _together(runs: list[Stretch]) -> list[Stretch]:
+    if not runs:
+        return []
+    weights: Counter[SourceLocation | None] = Counter()
+    for run in runs:
+        weights[run.site] += run.end_ns - run.start_ns
+    return [
+        Stretch(
+            "python", runs[0].start_ns, runs[-1].end_ns, weights.most_common(1)[0][0]
+        )
+    ]
+
+
+# -------------------------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One step: what was recorded up to a barrier, and its execution.
+
+    Attributes:
+        number: The runtime's number of the step.
+        name, step_num: Of the `step()` block that it ran in; empty and None without one.
+        cause: What asked for the barrier, such as `mark_step()`.
+        file, line, cell: Where.
+        start_ns, duration_ns: From the end of the step before to the end of its barrier.
+        parts: Nanoseconds of each phase of the host, which add up to the duration.
+        nodes: Ops that ran.
+        device_ns: How long the device worked at this step's graph.
+        busy_ns: How long it worked at anything in the time of this step.
+        overlap_ns: How long it worked while the host did not wait for it.
+        compiled: Why its graph was compiled; empty if it was not.
+    """
+
+    number: int
+    name: str = ""
+    step_num: int | None = None
+    cause: str = ""
+    file: str = ""
+    line: int = 0
+    cell: int | None = None
+    start_ns: int = 0
+    duration_ns: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+    nodes: int = 0
+    device_ns: int = 0
+    busy_ns: int = 0
+    overlap_ns: int = 0
+    compiled: str = ""
+
+    @property
+    def end_ns(self) -> int:
+        """When its barrier ended."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def idle_ns(self) -> int:
+        """How long the device had nothing to do in its time."""
+        return self.duration_ns - self.busy_ns
+
+    @property
+    def duty_cycle(self) -> float:
+        """The part of its time in which the device worked, from 0 to 1."""
+        return self.busy_ns / self.duration_ns if self.duration_ns else 0.0
+
+    @property
+    def overlap(self) -> float:
+        """The part of the device's work during which the host did something else than wait."""
+        return self.overlap_ns / self.busy_ns if self.busy_ns else 0.0
+
+
+def overlap_ns(intervals: Sequence[Interval], start: int, end: int) -> int:
+    """Return how much of a stretch some intervals cover; they are disjoint and in order."""
+    return sum(min(b, end) - max(a, start) for a, b in _within(intervals, start, end))
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the stretches that at least one interval covers, in order."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def _within(intervals: Sequence[Interval], start: int, end: int) -> Iterator[Interval]:
+    """Yield the intervals that reach into a stretch."""
+    first = bisect.bisect_right(intervals, start, key=lambda interval: interval[1])
+    for each in itertools.islice(intervals, first, None):
+        if each[0] >= end:
+            return
+        yield each
+
+
+def step_times(
+    noted: Sequence[Noted],
+    host: HostTime,
+    busy: Sequence[Interval],
+    by_step: dict[int, int],
+    start_ns: int,
+) -> list[StepTime]:
+    """Return the steps that ended while the profile was taken, in order.
+
+    Args:
+        noted: The runtime's events.
+        host: What the thread did.
+        busy: When the device worked, disjoint and in order.
+        by_step: Nanoseconds of the device by step.
+        start_ns: When the profile began.
+    """
+    found: list[StepTime] = []
+    reasons: dict[int, str] = {}
+    block: events.StepStarted | None = None
+    waits = union(
+        (s.start_ns, s.end_ns)
+        for s in host.stretches
+        if s.phase in {"execute", "dispatch"}
+    )
+    last = running = 0
+    since = start_ns
+    for event, now, _ in noted:
+        if isinstance(event, events.StepStarted):
+            block = event
+        elif isinstance(event, events.StepFinished):
+            block = None
+        elif isinstance(event, events.ExecuteStarted) and event.purpose == "step":
+            running = event.step
+        elif isinstance(event, events.CompileFinished) and event.purpose == "step":
+            reasons[last] = event.reason or f"read from {event.source}"
+        if not isinstance(event, events.BarrierFinished) or not event.executed:
+            continue
+        site = event.site
+        both = sum(
+            overlap_ns(waits, max(a, since), min(b, now))
+            for a, b in _within(busy, since, now)
+        )
+        working = overlap_ns(busy, since, now)
+        found.append(
+            StepTime(
+                number=running or event.step,
+                name=(block.name or "") if block is not None else "",
+                step_num=block.step_num if block is not None else None,
+                cause=event.cause,
+                file=site.file if site is not None else "",
+                line=site.line if site is not None else 0,
+                cell=site.cell if site is not None else None,
+                start_ns=since,
+                duration_ns=now - since,
+                parts=_parts(host, since, now),
+                nodes=event.nodes,
+                device_ns=by_step.get(running or event.step, 0),
+                busy_ns=working,
+                overlap_ns=working - both,
+                compiled=reasons.pop(last, ""),
+            )
+        )
+        since = now
+    return found
+
+
+def _parts(host: HostTime, start: int, end: int) -> dict[str, int]:
+    parts: Counter[str] = Counter()
+    for each in host.between(start, end):
+        parts[each.phase] += min(each.end_ns, end) - max(each.start_ns, start)
+    parts["trace"] += end - start - sum(parts.values())
+    return {phase: ns for phase, ns in parts.items() if ns > 0}
+
+
+# ------------------------------------------------------------------- the device at rest
+
+BUILD, TRANSFER, START, PROGRAM = (
+    "building the next graph",
+    "transfer",
+    "load and start",
+    "the program's own lines",
+)
+COMPILE, WAIT = "compiling", "waiting"
+_CHUNKS = {
+    "python": PROGRAM,
+    "trace": BUILD,
+    "dynamo": BUILD,
+    "lower": COMPILE,
+    "compile": COMPILE,
+    "transfer": TRANSFER,
+    "dispatch": START,
+    "execute": WAIT,
+    "peek": WAIT,
+    "fallback": "ops on the CPU",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """A stretch of a millisecond or more in which the device had nothing to do.
+
+    Attributes:
+        start_ns, duration_ns: When, of `time.perf_counter_ns`, and how long.
+        chunks: What the host did meanwhile, in nanoseconds that add up to the duration:
+            `building the next graph`, `compiling`, `transfer`, `load and start`,
+            `the program's own lines`, ...
+        step: Number of the step that ended it; None after the last one.
+        file, line, cell: The line to look at: where the program waited, what was transferred, or
+            the barrier.
+        sentence: All of it in words, and what would close it.
+    """
+
+    start_ns: int
+    duration_ns: int
+    chunks: dict[str, int]
+    step: int | None = None
+    file: str = ""
+    line: int = 0
+    cell: int | None = None
+    sentence: str = ""
+
+
+def chunks_in(host: HostTime, start: int, end: int) -> dict[str, int]:
+    """Return what the host did in a stretch, the longest chunk first."""
+    found: Counter[str] = Counter()
+    for phase, ns in _parts(host, start, end).items():
+        found[_CHUNKS[phase]] += ns
+    return dict(found.most_common())
+
+
+def idle_of(
+    host: HostTime,
+    busy: Sequence[Interval],
+    steps: Sequence[StepTime],
+    start_ns: int,
+    end_ns: int,
+) -> list[Idle]:
+    """Return the stretches in which the device had nothing to do, in order."""
+    edges = [start_ns, *(edge for interval in busy for edge in interval), end_ns]
+    found = []
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        if end - start < MIN_GAP_NS:
+            continue
+        step = next((each for each in steps if each.end_ns >= end), None)
+        chunks = chunks_in(host, start, end)
+        phase = max(chunks, key=lambda name: chunks[name])
+        site = _site_in(host, start, end, phase)
+        at = place(site.file, site.line, site.cell) if site is not None else ""
+        if site is None and step is not None:
+            at = place(step.file, step.line, step.cell)
+        found.append(
+            Idle(
+                start_ns=start,
+                duration_ns=end - start,
+                chunks=chunks,
+                step=step.number if step is not None else None,
+                file=site.file if site is not None else step.file if step else "",
+                line=site.line if site is not None else step.line if step else 0,
+                cell=site.cell if site is not None else step.cell if step else None,
+                sentence=f"The device is idle for {text.duration(end - start)}: "
+                f"{_chunks_text(chunks)}. {advice(phase, at, step)}",
+            )
+        )
+    return found
+
+
+def _site_in(host: HostTime, start: int, end: int, chunk: str) -> SourceLocation | None:
+    """Return the line that most of a chunk of a stretch was spent at."""
+    weights: Counter[SourceLocation] = Counter()
+    for each in host.between(start, end):
+        if each.site is not None and _CHUNKS[each.phase] == chunk:
+            weights[each.site] += min(each.end_ns, end) - max(each.start_ns, start)
+    return weights.most_common(1)[0][0] if weights else None
+
+
+def _chunks_text(chunks: dict[str, int]) -> str:
+    named = [f"{name} {text.duration(ns)}" for name, ns in chunks.items() if ns]
+    return ", ".join(named)
+
+
+def advice(chunk: str, at: str, step: StepTime | None) -> str:
+    """Return what would close a gap whose longest chunk this is."""
+    line = f"what {at} does" if at else "it"
+    if chunk == PROGRAM:
+        return (
+            f"Do {line} right after the step's barrier, while the device works, or on another "
+            "thread, such as a loader's."
+        )
+    if chunk == BUILD:
+        return (
+            "Record the next step while this one runs: read its results a step later, or "
+            "compile the function with torch.compile, so that it is recorded as one call."
+        )
+    if chunk == COMPILE:
+        why = f" ({step.compiled})" if step is not None and step.compiled else ""
+        return f"A graph was compiled{why}: a step whose graph stays the same runs it again."
+    if chunk == TRANSFER:
+        return (
+            f"Transfer ahead with lazyrt.DeviceLoader instead of at {at or 'the step'}."
+        )
+    if chunk == START:
+        return "Put more work between two barriers: each one takes this time anew."
+    if chunk == WAIT:
+        return "It is waited for results that are there: read several values at once."
+    return "Keep these ops on the device: %lazy fallbacks lists them."
+
+
+def gaps_of(
+    host: HostTime,
+    busy: Sequence[Interval],
+    steps: Sequence[StepTime],
+    idle: Sequence[Idle],
+) -> list[Gap]:
+    """Return the stretches of the program's own time, with the line that waited."""
+    found = []
+    for each in host.stretches:
+        length = each.end_ns - each.start_ns
+        if each.phase != "python" or length < MIN_GAP_NS:
+            continue
+        site = each.site
+        file, line, function = (
+            (site.file, site.line, site.function) if site is not None else _NOWHERE
+        )
+        step = next((s for s in steps if s.end_ns >= each.end_ns), None)
+        gap = Gap(
+            start_ns=each.start_ns,
+            duration_ns=length,
+            file=file,
+            line=line,
+            function=function,
+            cell=site.cell if site is not None else None,
+            idle_ns=length - overlap_ns(busy, each.start_ns, each.end_ns),
+            step=step.number if step is not None else None,
+            is_sampled=each.is_sampled,
+        )
+        found.append(replace(gap, sentence=_sentence(gap, idle, step)))
+    return found
+
+
+def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
+    """Return a gap in words: how long, what else keeps the device idle there, what to do."""
+    at = gap.at or "A line that is not known"
+    took = f"{at} takes {text.duration(gap.duration_ns)} in which no op is recorded"
+    if not gap.idle_ns:
+        return f"{took}; the device works meanwhile, so nothing is lost."
+    around = next(
+        (
+            each
+            for each in idle
+            if each.start_ns < gap.end_ns
+            and each.start_ns + each.duration_ns > gap.start_ns
+        ),
+        None,
+    )
+    part = text.duration(gap.idle_ns) if gap.idle_ns < gap.duration_ns else "all"
+    words = [f"{took}, and the device is idle for {part} of it."]
+    if around is not None:
+        three = ", ".join(
+            f"{name} {text.duration(around.chunks.get(name, 0))}"
+            for name in (BUILD, TRANSFER, START)
+        )
+        words.append(
+            f"It is part of {text.duration(around.duration_ns)} without work: {three}."
+        )
+    words.append(advice(PROGRAM, gap.at, step))
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A line at which the program waited for the device, so that nothing overlapped.
+
+    Attributes:
+        file, line, cell: Where.
+        cause: What was waited for, such as `read by .item() of loss`.
+        duration_ns: How long, all times together.
+        times: How often.
+    """
+
+    file: str
+    line: int
+    cell: int | None = None
+    cause: str = ""
+    duration_ns: int = 0
+    times: int = 0
+
+    @property
+    def at(self) -> str:
+        """The line in short."""
+        return place(self.file, self.line, self.cell)
+
+
+def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
+    """Return the lines that waited for the device, the longest first."""
+    causes: dict[SourceLocation, str] = {}
+    for event, _, _ in noted:
+        if isinstance(event, events.BarrierFinished) and event.site is not None:
+            of = f" of {event.tensor}" if event.tensor else ""
+            causes.setdefault(event.site, f"{event.cause}{of}")
+    spent: Counter[SourceLocation] = Counter()
+    times: Counter[SourceLocation] = Counter()
+    for k, each in enumerate(host.stretches):
+        if each.phase != "execute":
+            continue
+        site = each.site
+        if site is None and k + 1 < len(host.stretches):
+            site = host.stretches[k + 1].site  # the copy of what was waited for
+        if site is not None:
+            spent[site] += each.end_ns - each.start_ns
+            times[site] += 1
+    return [
+        Wait(
+            file=site.file,
+            line=site.line,
+            cell=site.cell,
+            cause=causes.get(site, ""),
+            duration_ns=ns,
+            times=times[site],
+        )
+        for site, ns in spent.most_common()
+    ]
+
+
+def block_times(
+    noted: Sequence[Noted], busy: Sequence[Interval]
+) -> dict[str, tuple[int, int]]:
+    """Return for each scope how long its blocks took, and how long the device worked meanwhile."""
+    found: dict[str, tuple[int, int]] = {}
+    for event, _, _ in noted:
+        if isinstance(event, events.ScopeFinished):
+            start, end = event.started_ns, event.started_ns + event.duration_ns
+            took, worked = found.get(event.path, (0, 0))
+            found[event.path] = (
+                took + event.duration_ns,
+                worked + overlap_ns(busy, start, end),
+            )
+    return found

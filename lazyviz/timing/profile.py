@@ -1,0 +1,510 @@
+"""`lazyviz.profile()`: where a program's time goes, on the host by line and on the device.
+
+Works in scripts and in notebooks. While a profile is taken the runtime's events, the pauses between
+ops and the device's own trace are noted as they are; they are added up once somebody looks.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lazyviz.doc import Doc, Fold, Line, Note, Part, Points, Table
+from lazyviz.render import text
+from lazyviz.shell.displayed import Displayed
+from lazyviz.timing import advice
+from lazyviz.timing import device_time as device
+from lazyviz.timing import gaps as host
+from lazyviz.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from lazyrt.observe.events import Event
+    from lazyrt.tools import DeviceTrace, Pause
+    from lazyviz.timing.advice import InputTime, ReadTime
+    from lazyviz.timing.device_time import (
+        DeviceTime,
+        Launch,
+        LineTime,
+        Program,
+        ScopeTime,
+    )
+    from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
+
+_MAX_NOTES = 2_000_000
+_MAX_ROWS = 12
+_PRODUCER = "lazyviz profile"
+
+
+class ProfileError(ValueError):
+    """A profile that cannot be taken, saved or read."""
+
+
+class Profile(Displayed):
+    """Where the time of a program went, between `start()` and `stop()`.
+
+    Use it in `with`, or start and stop it. It keeps names and numbers, never a tensor.
+
+    Attributes:
+        start_ns, end_ns: When it began and ended, of `time.perf_counter_ns`; 0 before.
+        dropped: Events that were too many to keep.
+
+    Args:
+        path: A folder into which the device's trace is written, too; None writes nothing.
+        thread: Identity of the thread to profile; by default the one that starts it.
+    """
+
+    def __init__(
+        self, path: str | Path | None = None, *, thread: int | None = None
+    ) -> None:
+        self.path = Path(path) if path is not None else None
+        self.start_ns = self.end_ns = 0
+        self.dropped = 0
+        self._thread = thread
+        self._noted: list[Noted] = []
+        self._pauses: list[Pause] = []
+        self._windows = device.TraceWindows(is_whole=path is not None)
+        self._open: list[Any] = []
+
+    @classmethod
+    def of(
+        cls,
+        noted: Sequence[Noted],
+        pauses: Sequence[Pause],
+        thread: int,
+        start_ns: int,
+        end_ns: int,
+        traces: Sequence[DeviceTrace] = (),
+    ) -> Profile:
+        """Return the profile of a thread that others have noted."""
+        found = Profile(thread=thread)
+        found._noted, found._pauses = list(noted), list(pauses)
+        found._windows.traces.extend(traces)
+        found.start_ns, found.end_ns = start_ns, end_ns
+        return found
+
+    # ---------------------------------------------------------------------- taking it
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is being taken."""
+        return bool(self._open)
+
+    def start(self) -> Self:
+        """Begin.
+
+        Raises:
+            ProfileError: It has begun already.
+        """
+        if self.start_ns:
+            raise ProfileError(
+                "this profile has been taken already, so it cannot begin again. Make another "
+                "one: lazyviz.profile()."
+            )
+        import lazyrt
+        from lazyrt.tools import provenance
+
+        provenance.add_library(str(Path(__file__).parents[1]))
+        thread = threading.get_ident() if self._thread is None else self._thread
+        self._thread = thread
+        self.start_ns = time.perf_counter_ns()
+        self._open.append(lazyrt.subscribe(self._note, exact=False))
+        self._windows.begin()
+        self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
+        return self
+
+    def stop(self, *, wait: bool = True) -> Self:
+        """End it; stopping twice is harmless.
+
+        Args:
+            wait: Whether to wait for what the device runs, so that its time is known.
+        """
+        if not self._open:
+            return self
+        import lazyrt
+
+        opened, self._open = self._open, []
+        if wait:
+            lazyrt.wait()
+        for each in reversed(opened):
+            each.close()
+        self.end_ns = time.perf_counter_ns()
+        _latest[:] = [self]
+        self._windows.rest(on=True)
+        if self.path is not None:
+            self._write_folder(self.path)
+        return self
+
+    def _write_folder(self, folder: Path) -> None:
+        """Write the device's trace as profilers lay it out, and what the profile says."""
+        now = time.strftime("%Y_%m_%d_%H_%M_%S")
+        below = folder.expanduser() / "plugins" / "profile" / now
+        try:
+            below.mkdir(parents=True, exist_ok=True)
+            for trace in self._windows.traces:
+                name = f"{socket.gethostname()}.xplane.pb"
+                (below / name).write_bytes(trace.data)
+            self.save(folder.expanduser() / "profile.json")
+        except OSError as error:
+            raise ProfileError(
+                f"the profile was taken, but cannot be written to {folder}: "
+                f"{error.strerror or error}. Call save() with a path that you may write to."
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop(wait=error is None)
+
+    def _note(self, event: Event) -> None:
+        kind = type(event).__name__
+        if kind == "ExecuteStarted":
+            self._windows.launched(event.fingerprint)  # type: ignore[attr-defined]
+        elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
+            self._windows.begin()
+        if len(self._noted) >= _MAX_NOTES:
+            self.dropped += 1
+            return
+        self._noted.append(
+            host.Noted(event, time.perf_counter_ns(), threading.get_ident())
+        )
+        if kind == "BarrierFinished":
+            self._windows.barrier_ended()
+
+    # -------------------------------------------------------------------- what it says
+
+    @cached_property
+    def _host(self) -> HostTime:
+        self._require_end()
+        return host.host_time(
+            self._noted, self._pauses, self._thread or 0, self.start_ns, self.end_ns
+        )
+
+    def _require_end(self) -> None:
+        if not self.end_ns:
+            raise ProfileError(
+                "this profile is still being taken, so it says nothing yet. Leave its `with` "
+                "block, or call stop()."
+            )
+
+    @cached_property
+    def _device(self) -> DeviceTime:
+        self._require_end()
+        launches = [
+            device.launch_of(event)
+            for event, _, _ in self._noted
+            if type(event).__name__ == "ExecuteStarted"
+        ]
+        return device.device_time(self._windows.traces, launches, _programs(launches))
+
+    @cached_property
+    def steps(self) -> tuple[StepTime, ...]:
+        """The steps that ended while it was taken, in order."""
+        found = self._device
+        return tuple(
+            host.step_times(
+                self._noted, self._host, found.busy, found.by_step, self.start_ns
+            )
+        )
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Stretches of a millisecond or more in which the program waited at one of its lines."""
+        return tuple(host.gaps_of(self._host, self._device.busy, self.steps, self.idle))
+
+    @cached_property
+    def idle(self) -> tuple[Idle, ...]:
+        """Stretches of a millisecond or more in which the device had nothing to do, in order."""
+        return tuple(
+            host.idle_of(
+                self._host, self._device.busy, self.steps, self.start_ns, self.end_ns
+            )
+        )
+
+    @cached_property
+    def waits(self) -> tuple[Wait, ...]:
+        """Lines that waited for the device, so that recording did not overlap, the longest first."""
+        return tuple(host.waits_of(self._host, self._noted))
+
+    @property
+    def duty_cycle(self) -> float:
+        """The part of the time in which the device worked, from 0 to 1."""
+        return self.device_ns / self.duration_ns
+
+    @property
+    def overlap(self) -> float:
+        """The part of the device's work during which the host did something else than wait."""
+        worked = sum(step.busy_ns for step in self.steps)
+        return sum(step.overlap_ns for step in self.steps) / worked if worked else 0.0
+
+    @cached_property
+    def lines(self) -> tuple[LineTime, ...]:
+        """The device's time by line, the largest first."""
+        return tuple(self._device.lines)
+
+    @cached_property
+    def scopes(self) -> tuple[ScopeTime, ...]:
+        """The device's time by scope, the largest first."""
+        known = {each.scope: each for each in self._device.scopes}
+        for path, times in host.block_times(self._noted, self._device.busy).items():
+            found = known.get(path) or device.ScopeTime(scope=path)
+            known[path] = replace(found, host_ns=times[0], busy_ns=times[1])
+        return tuple(sorted(known.values(), key=lambda each: -each.device_ns))
+
+    @cached_property
+    def inputs(self) -> tuple[InputTime, ...]:
+        """How the loops got their batches, the one that waited longest first."""
+        self._require_end()
+        thread = self._thread or 0
+        return tuple(
+            advice.input_times(self._noted, self._pauses, thread, self._busy_between)
+        )
+
+    @cached_property
+    def reads(self) -> tuple[ReadTime, ...]:
+        """The lines that read values of the device again and again, the costliest first."""
+        thread = self._thread or 0
+        return tuple(advice.read_times(self._noted, thread, self._busy_between))
+
+    def _busy_between(self, start: int, end: int) -> int:
+        return host.overlap_ns(self._device.busy, start, end)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would make a step shorter, in sentences; empty where little would."""
+        every = [each.sentence for each in self.inputs]
+        every += [each.sentence for each in self.reads]
+        return tuple(filter(None, every))
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it was taken."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def parts(self) -> dict[str, int]:
+        """The thread's time by phase, which adds up to the duration."""
+        return self._host.parts
+
+    @cached_property
+    def device_ns(self) -> int:
+        """How long the device worked."""
+        return sum(end - start for start, end in self._device.busy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data, which JSON can hold."""
+        return {
+            "producer": f"{_PRODUCER} {__version__}",
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "duration_ns": self.duration_ns,
+            "device_ns": self.device_ns,
+            "parts": self.parts,
+            "duty_cycle": self.duty_cycle,
+            "overlap": self.overlap,
+            "gaps": [asdict(each) for each in self.gaps],
+            "idle": [asdict(each) for each in self.idle],
+            "waits": [asdict(each) for each in self.waits],
+            "lines": [asdict(each) for each in self.lines],
+            "scopes": [asdict(each) for each in self.scopes],
+            "steps": [
+                {
+                    **asdict(each),
+                    "duty_cycle": each.duty_cycle,
+                    "overlap": each.overlap,
+                }
+                for each in self.steps
+            ],
+            "advice": list(self.advice),
+            "dropped": self.dropped,
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as JSON and return the path; `load` reads it.
+
+        Raises:
+            ProfileError: The path cannot be written.
+        """
+        target = Path(path).expanduser()
+        try:
+            target.write_text(json.dumps(self.to_dict()), "utf-8")
+        except OSError as error:
+            raise ProfileError(
+                f"the profile cannot be written to {target}: {error.strerror or error}. Give a "
+                "path in a folder that exists and that you may write to."
+            ) from error
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return a profile that `save` wrote.
+
+        Raises:
+            ProfileError: It cannot be read, or is no such file.
+        """
+        source = Path(path).expanduser()
+        try:
+            data = json.loads(source.read_text("utf-8"))
+            found = cls()
+            for name, kind in _KINDS.items():
+                found.__dict__[name] = tuple(map(partial(_restored, kind), data[name]))
+            for name in ("start_ns", "end_ns", "device_ns", "parts", "dropped"):
+                found.__dict__[name] = data[name]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = getattr(error, "strerror", None) or repr(error)
+            raise ProfileError(
+                f"{source} cannot be read as a profile: {why}. It must be a file that "
+                "save() of lazyviz.profile() wrote."
+            ) from error
+        return found
+
+    def doc(self) -> Doc:
+        """Return the phases, the longest gaps, the lines of the device and the steps."""
+        if not self.end_ns:
+            state = "is being taken" if self.is_running else "has not begun"
+            return Doc([Line(f"This profile {state}.")])
+        parts: list[Part] = [Line(self._summary())]
+        if self.advice:
+            parts.append(Points(self.advice))
+        if self.gaps:
+            parts.append(self._gap_table())
+        if self.lines:
+            parts.append(self._line_table())
+        if self.steps:
+            parts.append(
+                Fold(
+                    text.plural(len(self.steps), "step"),
+                    [self._step_table()],
+                    in_text=True,
+                )
+            )
+        return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
+
+    def _summary(self) -> str:
+        shares = ", ".join(
+            f"{phase} {text.share(ns, self.duration_ns)}"
+            for phase, ns in sorted(self.parts.items(), key=lambda item: -item[1])
+        )
+        return (
+            f"profile of {text.duration(self.duration_ns)}: the device worked "
+            f"{text.share(self.device_ns, self.duration_ns)} of it; the host: {shares}"
+        )
+
+    def _gap_table(self) -> Part:
+        by_line: dict[str, list[Gap]] = defaultdict(list)
+        for gap in self.gaps:
+            by_line[gap.at].append(gap)
+        ranked = sorted(
+            by_line.items(), key=lambda item: -sum(g.duration_ns for g in item[1])
+        )
+        rows = [
+            [
+                at,
+                len(found),
+                text.duration(sum(g.duration_ns for g in found)),
+                text.duration(max(g.duration_ns for g in found)),
+                text.duration(sum(g.idle_ns for g in found)),
+            ]
+            for at, found in ranked[:_MAX_ROWS]
+        ]
+        header = ["line", "gaps", "time", "longest", "device idle"]
+        return Doc(
+            [
+                Note("where the program waited or computed elsewhere:"),
+                Table(header, rows),
+            ]
+        )
+
+    def _line_table(self) -> Part:
+        rows = [
+            [
+                each.at or "no line",
+                text.duration(each.device_ns),
+                text.share(each.device_ns, self.device_ns),
+                *(
+                    text.duration(ns) if ns else ""
+                    for ns in (each.forward_ns, each.backward_ns, each.update_ns)
+                ),
+            ]
+            for each in self.lines[:_MAX_ROWS]
+        ]
+        header = ["line", "device", "share", "forward", "backward", "update"]
+        return Doc(
+            [Note("the device's time by line, after fusion:"), Table(header, rows)]
+        )
+
+    def _step_table(self) -> Table:
+        rows = [
+            [
+                each.number,
+                text.duration(each.duration_ns),
+                text.share(each.duty_cycle),
+                text.share(each.overlap),
+                each.cause,
+                host.place(each.file, each.line),
+            ]
+            for each in self.steps[-_MAX_ROWS:]
+        ]
+        return Table(
+            ["step", "time", "duty cycle", "overlap", "ended by", "line"], rows
+        )
+
+
+_latest: list[Profile] = []
+
+
+def latest() -> Profile | None:
+    """Return the last profile that has been taken; None if none was."""
+    return _latest[-1] if _latest else None
+
+
+_KINDS: dict[str, type[Any]] = {
+    "gaps": host.Gap,
+    "idle": host.Idle,
+    "waits": host.Wait,
+    "lines": device.LineTime,
+    "scopes": device.ScopeTime,
+    "steps": host.StepTime,
+}
+
+
+def _restored(kind: type[Any], data: dict[str, Any]) -> Any:
+    """Return an object from what `asdict` made of it, beside what follows from it."""
+    names = {each.name for each in fields(kind)}
+    given = {name: value for name, value in data.items() if name in names}
+    return kind(**{k: tuple(v) if type(v) is list else v for k, v in given.items()})
+
+
+def _programs(launches: list[Launch]) -> dict[str, list[Program]]:
+    """Return the builds of the programs that ran, by fingerprint."""
+    import lazyrt
+    from lazyrt import tools
+
+    found: dict[str, list[Program]] = {}
+    for launch in launches:
+        if launch.fingerprint in found:
+            continue
+        record = lazyrt.graph_of_step(launch.step) if launch.purpose == "step" else None
+        is_same = record is not None and record.fingerprint == launch.fingerprint
+        graph = record.graph if is_same and record is not None else None
+        nodes = graph.nodes if graph is not None else ()
+        found[launch.fingerprint] = [
+            device.Program(each, nodes)
+            for each in tools.compiled_texts(launch.fingerprint)
+        ]
+    return found

@@ -1,0 +1,73 @@
+"""What the device ran and when: jax's trace of its instructions, and the programs they are of."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from lazyrt import jax_compat
+from lazyrt.closing import Closing
+from lazyrt.errors import UsageError
+from lazyrt.execution import compiler
+from lazyrt.lowering.hlo_places import compiled_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TRIES = 5
+
+
+class DeviceTrace(Closing):
+    """A trace of the device, taken until it is closed.
+
+    Attributes:
+        data: The trace as bytes of an XSpace proto; empty until it is closed.
+        epoch_ns: What to add to a time of `time.perf_counter_ns` to get nanoseconds since 1970,
+            as the trace counts them.
+    """
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.epoch_ns = _epoch_ns()
+        self._end: Callable[[], bytes] | None = None
+        try:
+            self._end = jax_compat.start_device_trace()
+        except RuntimeError as error:
+            raise UsageError(
+                f"no trace of the device can be taken: {error}. There is one at a time: end the "
+                "other one first (jax.profiler.stop_trace(), or the end of its block)."
+            ) from error
+
+    def close(self) -> None:
+        """End the trace; closing twice is harmless."""
+        end, self._end = self._end, None
+        if end is not None:
+            self.data = end()
+
+
+def _epoch_ns() -> int:
+    """Return the difference of the two clocks, from the closest of a few readings."""
+    found = []
+    for _ in range(_TRIES):
+        before = time.perf_counter_ns()
+        since_1970 = time.time_ns()
+        after = time.perf_counter_ns()
+        found.append((after - before, since_1970 - (before + after) // 2))
+    return min(found)[1]
+
+
+def device_trace() -> DeviceTrace:
+    """Trace what the device runs, instruction by instruction, from now on.
+
+    Returns:
+        Close it, or use it in `with`, to stop; then it has the trace.
+
+    Raises:
+        UsageError: Another trace is being taken.
+    """
+    return DeviceTrace()
+
+
+def compiled_texts(fingerprint: str) -> tuple[str, ...]:
+    """Return the optimised HLO of a graph's executables in memory, one for each of its builds."""
+    return tuple(map(compiled_text, compiler.executables_of(fingerprint)))

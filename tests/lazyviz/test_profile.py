@@ -1,0 +1,273 @@
+"""`lazyviz.profile()`: gaps at the line that waits, the device's time by line, steps."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazyrt
+import lazyviz
+from lazyrt.frontend import tracing
+from lazyrt.observe import events
+from lazyviz.timing import device_time, gaps
+from lazyviz.timing.profile import Profile, ProfileError
+
+HERE = __file__
+
+
+def line_of(text):
+    """Return the number of the line of this file that has a text, which stands there once."""
+    lines = Path(HERE).read_text("utf-8").split("\n")
+    found = [k for k, line in enumerate(lines, 1) if line.endswith(f"# {text}")]
+    assert len(found) == 1
+    return found[0]
+
+
+def matrix(size=32):
+    return torch.ones(size, size).to("lazyrt")
+
+
+def pause():
+    time.sleep(0.02)  # in a function
+
+
+def train(steps=3):
+    x = matrix()
+    for _ in range(steps):
+        y = (x @ x).tanh()
+        time.sleep(0.01)  # between two ops
+        y = y @ x
+        pause()
+        y = y + 1
+        lazyrt.mark_step()
+        time.sleep(0.005)  # between two steps
+    return y
+
+
+@pytest.fixture(scope="module")
+def taken():
+    train()
+    with lazyviz.profile() as profile:
+        train()
+    return profile
+
+
+@pytest.mark.parametrize(
+    "where", ["between two ops", "in a function", "between two steps"]
+)
+def test_a_gap_is_told_at_the_line_that_waits_each_time(taken, where):
+    found = [gap for gap in taken.gaps if gap.line == line_of(where)]
+
+    assert len(found) == 3
+    assert {gap.file for gap in found} == {HERE}
+
+
+def test_gaps_are_the_programs_own_time_and_not_tracing(taken):
+    python = taken.parts["python"]
+
+    assert python >= sum(gap.duration_ns for gap in taken.gaps) >= 3 * 35_000_000
+    assert sum(taken.parts.values()) == taken.duration_ns
+
+
+def test_a_gaps_sentence_names_its_line_and_three_chunks(taken):
+    gap = next(gap for gap in taken.gaps if gap.line == line_of("in a function"))
+
+    assert gap.sentence.startswith(f"test_profile.py:{gap.line} takes ")
+    for chunk in ("building the next graph", "transfer", "load and start"):
+        assert chunk in gap.sentence
+
+
+def test_steps_end_at_their_barriers_and_their_parts_add_up(taken):
+    assert [step.cause for step in taken.steps] == ["mark_step()"] * 3
+    for step in taken.steps:
+        assert sum(step.parts.values()) == step.duration_ns
+        assert 0 <= step.duty_cycle <= 1
+        assert step.device_ns > 0
+
+
+def test_the_devices_time_by_line_adds_up_to_its_busy_time(taken):
+    by_line = sum(line.device_ns for line in taken.lines)
+
+    assert by_line == pytest.approx(taken.device_ns, rel=0.02)
+    assert sum(scope.device_ns for scope in taken.scopes) == pytest.approx(by_line)
+
+
+def test_idle_time_and_busy_time_add_up_to_the_profile(taken):
+    idle = sum(each.duration_ns for each in taken.idle)
+
+    assert idle + taken.device_ns <= taken.duration_ns
+    for each in taken.idle:
+        assert sum(each.chunks.values()) == each.duration_ns
+
+
+def test_a_saved_profile_is_read_back_as_it_was(taken, tmp_path):
+    loaded = Profile.load(taken.save(tmp_path / "t.json"))
+
+    assert loaded.to_dict() == taken.to_dict()
+    assert str(loaded) == str(taken)
+
+
+def test_a_file_that_is_no_profile_is_refused(tmp_path):
+    (tmp_path / "t.json").write_text("{}")
+
+    with pytest.raises(ProfileError, match="cannot be read as a profile"):
+        Profile.load(tmp_path / "t.json")
+
+
+def test_a_folder_gets_the_devices_trace_and_the_profile(tmp_path):
+    x = matrix()
+    with lazyviz.profile(tmp_path / "run"):
+        (x @ x).sum().item()
+
+    planes = lazyviz.read(tmp_path / "run").planes
+    assert any(
+        "hlo_op" in e.stats for p in planes for line in p.lines for e in line.events
+    )
+    assert Profile.load(tmp_path / "run" / "profile.json").steps
+
+
+def test_a_profile_is_taken_once_and_says_nothing_before_its_end():
+    profile = lazyviz.profile()
+    with profile:
+        assert "is being taken" in str(profile)
+        with pytest.raises(ProfileError, match="still being taken"):
+            _ = profile.gaps
+    with pytest.raises(ProfileError, match="taken already"):
+        profile.start()
+
+
+def test_a_profile_shows_itself_as_text_and_as_static_html(taken):
+    bundle = taken._repr_mimebundle_()
+
+    at = f"test_profile.py:{line_of('in a function')}"
+    assert at in bundle["text/plain"]
+    assert at in bundle["text/html"].replace("<wbr/>", "")
+
+
+def test_a_profile_leaves_graphs_compiles_and_random_numbers_as_they_are():
+    def run():
+        torch.manual_seed(3)
+        x = matrix()
+        y = torch.rand(4, 4, device="lazyrt")
+        for _ in range(3):
+            y = (y @ x[:4, :4]).tanh()
+            lazyrt.mark_step()
+        return y.cpu(), lazyrt.compiled_graphs()[-1].fingerprint
+
+    plain, fingerprint = run()
+    before = lazyrt.counters()["compiles"]
+    with lazyviz.profile():
+        profiled, again = run()
+
+    assert torch.equal(plain, profiled)
+    assert again == fingerprint
+    assert lazyrt.counters()["compiles"] == before
+
+
+def test_after_a_profile_nothing_listens_any_more():
+    listening = list(events.op_listeners)
+    with lazyviz.profile():
+        assert len(events.op_listeners) == len(listening) + 1
+        (matrix() + 1).sum()
+
+    assert events.op_listeners == listening
+    assert tracing.record.miss is tracing._missed
+    assert not tracing._pause_watches
+    lazyrt.mark_step()
+
+
+def test_an_op_recorded_for_the_first_time_is_no_gap():
+    found = []
+    with lazyrt.watch_pauses(found.append):
+        torch.linspace(0, 1, 7, device="lazyrt").logcumsumexp(0)
+
+    assert [pause for pause in found if not pause.is_recording and pause.after] == []
+    lazyrt.mark_step()
+
+
+def test_backward_counts_for_the_line_of_its_forward_and_update_apart():
+    model = torch.nn.Linear(64, 64).to("lazyrt")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(64, 64).to("lazyrt")
+
+    def step():
+        model(x).tanh().sum().backward()  # forward and backward
+        optimizer.step()  # update
+        optimizer.zero_grad()
+        lazyrt.mark_step()
+
+    step()
+    with lazyviz.profile() as profile:
+        step()
+
+    lines = {line.line: line for line in profile.lines}
+    model_line = lines[line_of("forward and backward")]
+    assert model_line.forward_ns > 0
+    assert model_line.backward_ns > 0
+    assert model_line.update_ns == 0
+    assert lines[line_of("update")].update_ns > 0
+    assert lines[line_of("update")].backward_ns == 0
+
+
+HLO = """\
+HloModule two, is_scheduled=true
+
+%fused (p: f32[1000]) -> f32[1000] {
+  %p = f32[1000]{0} parameter(0)
+  %tanh.1 = f32[1000]{0} tanh(%p), metadata={op_name="jit(main)/g/aten.tanh.default" source_file="a.py" source_line=3}
+  ROOT %add.1 = f32[1000]{0} add(%tanh.1, %p), metadata={op_name="jit(main)/g/aten.add.Tensor" source_file="a.py" source_line=4}
+}
+
+ENTRY %main (x: f32[1000]) -> f32[1000] {
+  %x = f32[1000]{0} parameter(0)
+  ROOT %fusion.1 = f32[1000]{0} fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="jit(main)/g/aten.add.Tensor" source_file="a.py" source_line=4}
+}
+"""
+
+
+def test_a_fusion_is_shared_by_the_work_of_what_it_holds():
+    program = device_time.Program(HLO)
+
+    shares = {place.line: share for place, share in program.shares("fusion.1").items()}
+
+    assert shares == {3: pytest.approx(70 / 71), 4: pytest.approx(1 / 71)}
+    assert program.cost("fusion.1") == (2000.0, 8000.0)
+    assert program.shares("unknown") == {device_time.Place(): 1.0}
+
+
+def sample(time_ms, line):
+    site = events.SourceLocation("a.py", line, "f")
+    return tracing.Sample(time_ms * 1_000_000, (site,))
+
+
+def lines_and_ms(pause):
+    runs = gaps.lines_of(pause, {})
+    return [(run.site.line, (run.end_ns - run.start_ns) / 1e6) for run in runs]
+
+
+def test_a_pause_is_split_at_the_middle_between_samples_of_two_lines():
+    samples = tuple(sample(ms, 1 if ms < 5 else 2) for ms in range(1, 10))
+
+    assert lines_and_ms(tracing.Pause(0, 10_000_000, samples, ())) == [
+        (1, 4.5),
+        (2, 5.5),
+    ]
+
+
+def test_lines_of_a_loop_that_are_seen_for_less_than_a_millisecond_count_together():
+    samples = tuple(
+        sample(ms, line)
+        for ms, line in ((0.4, 1), (0.8, 2), (1.2, 1), (1.6, 3), (2.0, 1))
+    )
+
+    assert lines_and_ms(tracing.Pause(0, 2_400_000, samples, ())) == [(1, 2.4)]
+
+
+def test_a_pause_that_nobody_saw_has_the_line_usual_at_its_place():
+    after = (events.SourceLocation("a.py", 9, "f"),)
+    usual = {after: events.SourceLocation("a.py", 8, "f")}
+
+    (run,) = gaps.lines_of(tracing.Pause(0, 2_000_000, (), after), usual)
+
+    assert (run.site.line, run.is_sampled) == (8, False)
