@@ -31,10 +31,9 @@ from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 
 __all__ = [
-    "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "LIVE_COLUMNS", "Leaf", "Lifetime",
-    "LiveRow", "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Op", "Operand",
-    "Origin", "Pause", "Provenance", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind",
-    "available_memory", "capture", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
-    "flops", "held_by", "holdings_in", "in_use", "provenance",
-    "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
+    "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "Leaf", "Lifetime", "LiveRow",
+    "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause",
+    "Provenance", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind", "available_memory", "capture",
+    "compiled_texts", "decode_record", "device_trace", "differences", "dry_run", "flops", "held_by", "holdings_in",
+    "in_use", "provenance", "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip
