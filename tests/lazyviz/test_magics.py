@@ -581,7 +581,7 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             (
                 "UsageError: %%lazy graph is not a cell magic. %%lazy step [NAME] runs the "
                 "cell as one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] "
-                "times it; %lazy graph with one % is a line magic."
+                "times it, %%lazy profile says where its time goes; %lazy graph with one % is a line magic."
             ),
         ),
     ],

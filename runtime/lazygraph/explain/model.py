@@ -88,6 +88,7 @@ class Key(Protocol):
     def guards(self) -> tuple[GuardNote, ...]: ...  # noqa: D102
     @property
     def optimizers(self) -> tuple[OptimizerNote, ...]: ...  # noqa: D102
+    @property
     def buckets(self) -> BucketNote | None: ...  # noqa: D102
 
 

@@ -22,7 +22,7 @@ class Loop:
 
     def __init__(self):
         self.net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(DEVICE)
-        self.sgd = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.sgd: torch.optim.Optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         self.x = ones(2, 4)
 
     def fit(self, **options):
@@ -68,7 +68,8 @@ class Drift(torch.optim.Optimizer):
         self.steps = 0
 
     @torch.no_grad()
-    def step(self):
+    def step(self, closure=None):
+        assert closure is None
         self.steps += 1
         for parameter in self.param_groups[0]["params"]:
             parameter.sub_(parameter.grad.tanh() if self.steps > 1 else parameter.grad)
