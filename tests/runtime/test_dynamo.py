@@ -561,6 +561,7 @@ def test_a_stage_that_torch_xlas_bridge_never_had_is_refused():
     assert lazyrt.config.dynamo_bridge == "one"
 
 
+@pytest.mark.lazy_only("is about what is recorded")
 def test_what_a_compile_leaves_as_garbage_is_no_result_of_the_step():
     def record_garbage():
         made = [torch.ones(2).to(DEVICE) * 2]
@@ -580,6 +581,7 @@ def test_what_a_compile_leaves_as_garbage_is_no_result_of_the_step():
         gc.enable()
 
 
+@pytest.mark.lazy_only("is about what is recorded")
 def test_numbers_of_the_cpu_that_backward_reads_leave_each_call_a_look_up(monkeypatch):
     def op_by_op(*args):
         raise AssertionError("a graph's ops were called one by one")
