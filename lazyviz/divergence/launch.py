@@ -332,7 +332,9 @@ def _command(
         path = folder / f"{function.__name__}.py"
         path.write_text(_source_of(function), encoding="utf-8")
         sources[function.__name__] = path
-    if "lazyrt" in sys.modules:  # the device and the process group may be asked for by name
+    if (
+        "lazyrt" in sys.modules
+    ):  # the device and the process group may be asked for by name
         modules.setdefault("lazyrt", "lazyrt")
     packed = folder / "launched.pickle"
     files = [str(path) for path in sources.values()]
