@@ -51,6 +51,7 @@ class Barrier:
         ops: Size of the graph.
         ran: Whether anything ran.
         time: When it was done, in seconds since 1970; 0 where unknown.
+        word: What it is called: a barrier, or a collective.
     """
 
     cause: str
@@ -62,6 +63,7 @@ class Barrier:
     ops: int = 0
     ran: bool = True
     time: float = 0.0
+    word: Literal["barrier", "collective"] = "barrier"
 
     @property
     def where(self) -> tuple[str, str]:

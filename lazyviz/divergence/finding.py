@@ -197,7 +197,7 @@ def _extra(
     have = _verb(owners, "has", "have")
     others = called(lacking.names) if len(lacking.names) == 1 else "the others"
     have_not = "has" if len(lacking.names) == 1 else "have"
-    sentence = f"{who} {have} a barrier{_at(barrier)}, {_said(barrier)}, that {others} {have_not} not"
+    sentence = f"{who} {have} a {barrier.word}{_at(barrier)}, {_said(barrier)}, that {others} {have_not} not"
     waits = lacking.following
     if waits is not None and waits.place is not None:
         it = "it" if len(owners) == 1 else "them"
@@ -220,7 +220,7 @@ def _missing(lacking: Side, having: Side) -> tuple[str, str]:
     have = "has" if len(having.names) == 1 else "have"
     one = len(lacking.names) == 1
     sentence = (
-        f"{who} {'has' if one else 'have'} no barrier{_at(barrier)}, {_said(barrier)}, that "
+        f"{who} {'has' if one else 'have'} no {barrier.word}{_at(barrier)}, {_said(barrier)}, that "
         f"{others} {have}"
     )
     goes = lacking.following
@@ -264,6 +264,8 @@ def _let_all(barrier: Barrier, mark: str) -> str:
     where = f"`{guard.text}` at {guard.place}" if guard is not None else ""
     if not barrier.cause.startswith("read by") and where:
         return f"let every replica run {barrier.place}: move it out of {where}"
+    if barrier.word == "collective":
+        return f"let every replica call {barrier.cause}, in the same order"
     place = f" in front of {where or barrier.place}" if where or barrier.place else ""
     return (
         f"call {mark} on every replica{place}: then nothing is pending at {barrier.place or 'it'}, and "

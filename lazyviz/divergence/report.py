@@ -386,7 +386,8 @@ def _told(barrier: Barrier) -> str:
         return f"{barrier} · nothing pending"
     graph = f" · {barrier.graph[:_DIGITS]}" if barrier.graph else ""
     step = f" · {barrier.step}" if barrier.step else ""
-    return f"{barrier} · {text.plural(barrier.ops, 'op')}{graph}{step}"
+    ops = f" · {text.plural(barrier.ops, 'op')}" if barrier.word == "barrier" else ""
+    return f"{barrier}{ops}{graph}{step}"
 
 
 def _last_row(found: Replicas, columns: list[list[int]]) -> list[tuple[str, ...]]:

@@ -20,7 +20,13 @@ from lazygraph.read.file_types import looks_like_proto
 from lazygraph.read.open import readable
 from lazygraph.types import type_bytes
 from lazyviz.divergence.alignment import Barrier, Place, Program, State, Track, order
-from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten, user_frame
+from lazyviz.foreign.evidence import (
+    EvidenceError,
+    Frame,
+    file_bytes,
+    shorten,
+    user_frame,
+)
 from lazyviz.foreign.program_dumps import parse_programs
 from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.render.html import one_line
@@ -407,6 +413,8 @@ def _of_dump(path: Path) -> Track:
             barriers, programs = _of_programs(data)
         else:
             contents = readable(data)
+            if contents.lstrip()[:1] == "{":
+                return _of_flight_recorder(path, contents)
             reader = _of_torch_xla if BEGIN in contents else _of_programs
             barriers, programs = reader(contents)
     except (EvidenceError, HloError) as error:
@@ -414,6 +422,49 @@ def _of_dump(path: Path) -> Track:
         raise
     return Track(
         name=_ordinal(path), path=path, barriers=tuple(barriers), programs=programs
+    )
+
+
+def _of_flight_recorder(path: Path, contents: str) -> Track:
+    """Return what a rank's dump of torch's Flight Recorder tells: its collectives in order."""
+    try:
+        rows = json.loads(contents)["entries"]
+        found = [_collective(row) for row in rows]
+        is_open = [not (row["retired"] or row["state"] == "completed") for row in rows]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise EvidenceError(
+            f"it is JSON, and no dump of torch's Flight Recorder ({type(error).__name__}: {error}). "
+            "Give what `_dump_fr_trace_json()` or `_dump_nccl_trace_json()` returned, one file for each rank."
+        ) from None
+    waiting = found[-1] if is_open and is_open[-1] else None
+    done = [each for each, left in zip(found, is_open, strict=True) if not left]
+    last = found[-1] if found else None
+    return Track(
+        name=_ordinal(path),
+        path=path,
+        barriers=tuple(done),
+        last_time=last.time if last else 0.0,
+        last_lines=last.lines if last else (),
+        entered=waiting,
+    )
+
+
+def _collective(row: dict[str, Any]) -> Barrier:
+    kind = str(row["profiling_name"]).rpartition(":")[2]
+    sizes = zip(row["input_dtypes"], row["input_sizes"], strict=False)
+    types = ", ".join(f"{dtype}{[*map(int, size)]}" for dtype, size in sizes)
+    group = str(row["process_group"][1] or row["process_group"][0])
+    frames = [
+        Frame(str(each["name"]), str(each["filename"]), int(each["line"]))
+        for each in row.get("frames", ())
+    ]
+    own = user_frame(frames)
+    return Barrier(
+        cause=one_line(f"{kind}({types}) of {group}"),
+        place=None if own is None else Place(own.file, own.line, own.function),
+        lines=tuple(Place(f.file, f.line, f.function) for f in frames),
+        time=float(row["time_created_ns"]) / 1e9,
+        word="collective",
     )
 
 
@@ -499,7 +550,9 @@ def _merged(tracks: Sequence[Track]) -> list[Track]:
     return [
         replace(
             track,
-            barriers=tuple(replace(b, graph=names[b.graph]) for b in track.barriers),
+            barriers=tuple(
+                replace(b, graph=names.get(b.graph, "")) for b in track.barriers
+            ),
             programs={names[k]: program for k, program in track.programs.items()},
         )
         for track in tracks

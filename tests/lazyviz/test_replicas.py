@@ -516,3 +516,45 @@ def test_what_was_planted_is_found_at_its_row(tmp_path, seed):
     assert [side.names for side in found.first_difference.sides][1] == (str(odd),)
     gaps = [r for r in align(found.tracks).rows if r.kind != "equal"]
     assert len(gaps) == 1
+
+
+def traced(folder, rank, *collectives):
+    """Write a rank's dump of torch's Flight Recorder: (kind, sizes, line), the last one open."""
+    rows = [
+        {
+            "collective_seq_id": k, "input_dtypes": ["Float"], "input_sizes": [size],
+            "is_p2p": False, "process_group": ["0", "default_pg"], "profiling_name": f"nccl:{kind}",
+            "record_id": k, "retired": k < len(collectives), "time_created_ns": k * 10**9,
+            "state": "completed" if k < len(collectives) else "started",
+            "frames": [{"name": "step", "filename": "/home/me/train.py", "line": line}],
+        }
+        for k, (kind, size, line) in enumerate(collectives, 1)
+    ]  # fmt: skip
+    path = folder / f"trace_rank_{rank}"
+    path.write_text(json.dumps({"version": "2.10", "entries": rows}))
+    return path
+
+
+def test_dumps_of_torchs_flight_recorder_are_compared(tmp_path):
+    first, then = ("all_reduce", [4], 7), ("all_gather", [2, 2], 9)
+    traced(tmp_path, 0, first, then, first)
+    traced(tmp_path, 1, first, first, first)
+
+    found = replicas(tmp_path)
+
+    assert found.first_difference is not None
+    assert found.first_difference.row == 2
+    assert "all_gather(Float[2, 2]) of default_pg at train.py:9" in str(found)
+    assert found.sentence.startswith("replica 0 has a collective at train.py:9, ")
+    assert "let every replica call all_gather(Float[2, 2])" in found.fix
+    waiting = found.tracks[0].entered
+    assert waiting is not None
+    assert waiting.cause == "all_reduce(Float[4]) of default_pg"
+
+
+def test_json_that_is_no_flight_recorder_says_what_to_give(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"trace_rank_{rank}").write_text('{"entries": [{}]}')
+
+    with pytest.raises(EvidenceError, match="no dump of torch's Flight Recorder"):
+        replicas(tmp_path)
