@@ -564,8 +564,8 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%%lazy\nx",
             (
                 "UsageError: %%lazy is not a cell magic. %%lazy step [NAME] runs the cell as "
-                "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it; "
-                "%lazy status with one % is a line magic."
+                "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it, "
+                "%%lazy profile says where its time goes; %lazy status with one % is a line magic."
             ),
         ),
         (
