@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import output_file
@@ -290,9 +291,9 @@ def register() -> None:
     add_kind(KIND, _make)
 
 
-def _make(making: Making) -> bytes:
-    """Take a profile of the thread that steps; return it as JSON, with what it shows."""
-    profile = Profile(thread=_stepping_thread(making))
+def _make(making: Making, thread: int | None = None) -> bytes:
+    """Take a profile of a thread, else of the one that steps; return it as JSON and as shown."""
+    profile = Profile(thread=thread or _stepping_thread(making))
     with apart():
         profile.start()
         making.begin()
@@ -300,6 +301,8 @@ def _make(making: Making) -> bytes:
             making.wait()
         finally:
             profile.stop(wait=False)
+    if thread is not None:  # a notebook waits until somebody runs a cell
+        profile = profile.from_first_event()
     if profile.dropped:
         making.notes.append(
             f"{text.plural(profile.dropped, 'event')} more came than a profile keeps, so its end "
@@ -330,6 +333,20 @@ def _stepping_thread(making: Making) -> int:
                 break
     found = threading.main_thread().ident or 0
     return threads[0] if threads else found
+
+
+def next_step(most_s: float = 60.0) -> tuple[int, str]:
+    """Profile this process up to the end of its next whole step.
+
+    Returns:
+        How many whole steps came, and the profile as HTML.
+    """
+    from lazyrt.tools import CaptureRequest, add_kind, capture_here
+
+    kind = f"{KIND}, cells"  # which the main thread runs
+    add_kind(kind, partial(_make, thread=threading.main_thread().ident))
+    found = capture_here(CaptureRequest(kind=kind, steps=1, duration_s=most_s))
+    return found.steps, str(json.loads(found.data)["html"])
 
 
 def main(arguments: Sequence[str]) -> int:

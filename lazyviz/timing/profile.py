@@ -92,6 +92,20 @@ class Profile(Displayed):
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
 
+    def from_first_event(self) -> Profile:
+        """Return it without what came before anything happened."""
+        begun = [self._noted[0].now_ns] if self._noted else []
+        begun += [pause.end_ns for pause in self._pauses[:1]]
+        start = min(begun, default=self.start_ns)
+        return Profile.of(
+            self._noted,
+            [each for each in self._pauses if each.start_ns >= start],
+            self._thread or 0,
+            start,
+            self.end_ns,
+            self._windows.traces,
+        )
+
     # ---------------------------------------------------------------------- taking it
 
     @property
