@@ -26,6 +26,7 @@ from lazyviz.version import __version__
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from lazyrt.observe import events
     from lazyrt.observe.events import Event
     from lazyrt.tools import Pause
     from lazyviz.timing.device_time import (
@@ -130,9 +131,9 @@ class Profile(Displayed):
         below = folder.expanduser() / "plugins" / "profile" / now
         try:
             below.mkdir(parents=True, exist_ok=True)
-            for trace in self._windows.traces:
+            for window in self._windows.windows:
                 name = f"{socket.gethostname()}.xplane.pb"
-                (below / name).write_bytes(trace.data)
+                (below / name).write_bytes(window.trace.data)
             self.save(folder.expanduser() / "profile.json")
         except OSError as error:
             raise ProfileError(
@@ -154,7 +155,10 @@ class Profile(Displayed):
     def _note(self, event: Event) -> None:
         kind = type(event).__name__
         if kind == "ExecuteStarted":
-            self._windows.launched(event.fingerprint)  # type: ignore[attr-defined]
+            self._windows.launched(device.launch_of(event))
+        elif kind == "ExecuteFinished":
+            ended: events.ExecuteFinished = event  # type: ignore[assignment]
+            self._windows.finished(ended.fingerprint, ended.purpose, ended.step)
         elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
             self._windows.begin()
         if len(self._noted) >= _MAX_NOTES:
@@ -190,7 +194,7 @@ class Profile(Displayed):
             for event, _, _ in self._noted
             if type(event).__name__ == "ExecuteStarted"
         ]
-        return device.device_time(self._windows.traces, launches, _programs(launches))
+        return device.device_time(self._windows.windows, launches, _programs(launches))
 
     @cached_property
     def steps(self) -> tuple[StepTime, ...]:
