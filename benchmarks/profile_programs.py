@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _BATCH, _WIDTH = 32, 64
 now = time.perf_counter_ns
+Stretch = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -34,13 +35,13 @@ class Program:
     Attributes:
         name: What it is.
         step: Runs it once.
-        waited: Nanoseconds that its marked lines waited, by mark, in order; filled as it runs.
+        waited: From when to when its marked lines waited, by mark, in order; filled as it runs.
         shares: The part of the device's time that each marked line has, by mark.
     """
 
     name: str
     step: Callable[[], object]
-    waited: dict[str, list[int]] = field(default_factory=dict)
+    waited: dict[str, list[Stretch]] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 
 
@@ -84,37 +85,37 @@ def gap_programs(lengths_ms: tuple[int, ...]) -> Iterator[Program]:
 
 
 def _forward(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def step() -> None:
         loss = training.loss()
         began = now()
         time.sleep(ms / 1e3)  # <forward>
-        waited.append(now() - began)
+        waited.append((began, now()))
         training.update(loss)
 
     return Program(f"between forward and backward, {ms} ms", step, {"forward": waited})
 
 
 def _between(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def step() -> None:
         training.update(training.loss())
         began = now()
         time.sleep(ms / 1e3)  # <between>
-        waited.append(now() - began)
+        waited.append((began, now()))
 
     return Program(f"between steps, {ms} ms", step, {"between": waited})
 
 
 def _nested(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def innermost() -> None:
         began = now()
         time.sleep(ms / 1e3)  # <nested>
-        waited.append(now() - began)
+        waited.append((began, now()))
 
     def inner() -> None:
         innermost()
@@ -130,7 +131,7 @@ def _nested(ms: int) -> Program:
 class _Slow(Dataset[torch.Tensor]):
     def __init__(self, ms: int) -> None:
         self.ms = ms
-        self.waited: list[int] = []
+        self.waited: list[Stretch] = []
 
     def __len__(self) -> int:
         return 1_000
@@ -138,7 +139,7 @@ class _Slow(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         began = now()
         time.sleep(self.ms / 1e3)  # <loader>
-        self.waited.append(now() - began)
+        self.waited.append((began, now()))
         return torch.full((_BATCH, _WIDTH), float(index))
 
 
@@ -153,26 +154,26 @@ def _loader(ms: int) -> Program:
     return Program(f"in the loader, {ms} ms", step, {"loader": data.waited})
 
 
-@torch.compiler.disable
-def _note(times: list[int]) -> None:
-    times.append(now())
-
-
 def _compiled(ms: int) -> Program:
-    training, times, waited = Training(), list[int](), list[int]()
+    training, times, waited = Training(), list[int](), list[Stretch]()
+
+    note: Callable[[], None] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+        lambda: times.append(now())
+    )
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = training.model(x)
-        _note(times)
+        note()
         time.sleep(ms / 1e3)  # <compiled>
-        _note(times)
+        note()
         return y.square().mean()
 
+    torch.compiler.reset()
     compiled = torch.compile(forward)
 
     def step() -> None:
         training.update(compiled(training.x))
-        waited.append(times[-1] - times[-2])
+        waited.append((times[-2], times[-1]))
 
     return Program(f"in a compiled function, {ms} ms", step, {"compiled": waited})
 
@@ -183,20 +184,20 @@ def _spin(until_ns: int) -> None:
 
 
 def _busy(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def step() -> None:
         loss = training.loss()
         began = now()
         _spin(began + ms * 1_000_000)
-        waited.append(now() - began)
+        waited.append((began, now()))
         training.update(loss)
 
     return Program(f"a loop in Python, {ms} ms", step, {"busy": waited})
 
 
 def _two_lines(ms: int) -> Program:
-    training, first, second = Training(), list[int](), list[int]()
+    training, first, second = Training(), list[Stretch](), list[Stretch]()
 
     def step() -> None:
         loss = training.loss()
@@ -204,8 +205,8 @@ def _two_lines(ms: int) -> Program:
         time.sleep(ms / 2e3)  # <first>
         middle = now()
         time.sleep(ms / 1e3)  # <second>
-        first.append(middle - began)
-        second.append(now() - middle)
+        second.append((middle, now()))
+        first.append((began, middle))
         training.update(loss)
 
     waited = {"first": first, "second": second}
@@ -213,14 +214,14 @@ def _two_lines(ms: int) -> Program:
 
 
 def _hook(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def wait(_gradient: torch.Tensor) -> None:
         began = now()
         time.sleep(ms / 1e3)  # <hook>
-        waited.append(now() - began)
+        waited.append((began, now()))
 
-    training.first.weight.register_hook(wait)
+    training.first.weight.register_hook(wait)  # type: ignore[no-untyped-call]
     return Program(
         f"in a hook of backward, {ms} ms",
         lambda: training.update(training.loss()),
@@ -229,7 +230,7 @@ def _hook(ms: int) -> Program:
 
 
 def _thread(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
     asked: queue.Queue[int] = queue.Queue()
     given: queue.Queue[int] = queue.Queue()
 
@@ -245,28 +246,28 @@ def _thread(ms: int) -> Program:
         asked.put(1)
         began = now()
         given.get()  # <thread>
-        waited.append(now() - began)
+        waited.append((began, now()))
         training.update(training.loss())
 
     return Program(f"for another thread, {ms} ms", step, {"thread": waited})
 
 
 def _numpy(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
     data = np.random.default_rng(0).random(ms * 60_000)
 
     def step() -> None:
         loss = training.loss()
         began = now()
         np.sort(data)  # <numpy>
-        waited.append(now() - began)
+        waited.append((began, now()))
         training.update(loss)
 
     return Program("NumPy at work", step, {"numpy": waited})
 
 
 def _in_step(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def step() -> None:
         with lazyrt.step("train"):
@@ -274,20 +275,20 @@ def _in_step(ms: int) -> Program:
             loss.backward()  # type: ignore[no-untyped-call]
             began = now()
             time.sleep(ms / 1e3)  # <block>
-            waited.append(now() - began)
+            waited.append((began, now()))
             training.model.zero_grad()
 
     return Program(f"at the end of a step() block, {ms} ms", step, {"block": waited})
 
 
 def _generator(ms: int) -> Program:
-    training, waited = Training(), list[int]()
+    training, waited = Training(), list[Stretch]()
 
     def batches() -> Iterator[torch.Tensor]:
         while True:
             began = now()
             time.sleep(ms / 1e3)  # <generator>
-            waited.append(now() - began)
+            waited.append((began, now()))
             yield torch.ones(_BATCH, _WIDTH)
 
     source = batches()

@@ -68,8 +68,9 @@ _WEIGHTS = {
 }
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
-_FIRST_RUNS = 2
-_BUDGET = 0.005
+_FIRST_RUNS = 4
+_BUDGET = 0.01
+_MAX_IN_FLIGHT = 64
 
 
 class Place(NamedTuple):
@@ -529,12 +530,14 @@ class Window:
 
     Attributes:
         trace: What was traced.
-        launched: What was handed to the device meanwhile.
-        whole: Of that, what the device finished before the window ended.
+        launched: What the device was at when it began, and what was handed to it meanwhile.
+        earlier: How many of these were handed to it before.
+        whole: Those of the others that the device finished before the window ended.
     """
 
     trace: DeviceTrace
-    launched: set[Launch] = field(default_factory=set)
+    launched: list[Launch] = field(default_factory=list)
+    earlier: int = 0
     whole: set[Launch] = field(default_factory=set)
 
 
@@ -542,8 +545,8 @@ class TraceWindows:
     """Traces the device in windows of some steps, so that it costs a per cent at most.
 
     To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
-    program is traced in its first runs, and after that as long as collecting takes at most half a
-    hundredth of the time. The other runs are taken to be like those.
+    program is traced in its first runs, and after that as long as collecting takes at most a hundredth
+    of the time. The other runs are taken to be like those.
 
     Attributes:
         windows: In order of time.
@@ -559,6 +562,7 @@ class TraceWindows:
         self.fault = ""
         self._traced: Counter[str] = Counter()
         self._latest: set[str] = set()
+        self._in_flight: deque[Launch] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
         self._spent_ns = 0  # for windows that have ended
         self._ended_runs = 0
@@ -573,7 +577,8 @@ class TraceWindows:
         if self._open is not None or self.fault or self._is_ending:
             return
         try:
-            self._open = Window(tools.device_trace())
+            in_flight = list(self._in_flight)
+            self._open = Window(tools.device_trace(), in_flight, len(in_flight))
         except UsageError as error:
             self.fault = str(error)
             return
@@ -595,10 +600,10 @@ class TraceWindows:
             self._ending.join()
 
     def _collect(self, window: Window) -> None:
-        start = time.perf_counter_ns()
+        start = time.thread_time_ns()
         window.trace.close()
-        self._spent_ns += time.perf_counter_ns() - start
-        self._ended_runs += len(window.launched)
+        self._spent_ns += time.thread_time_ns() - start
+        self._ended_runs += len(window.launched) - window.earlier
 
     @property
     def _is_ending(self) -> bool:
@@ -607,21 +612,20 @@ class TraceWindows:
     def launched(self, launch: Launch) -> None:
         """Take note of what was handed to the device."""
         self._latest.add(launch.fingerprint)
+        self._in_flight.append(launch)
         if self._open is not None:
-            self._open.launched.add(launch)
+            self._open.launched.append(launch)
 
     def finished(self, fingerprint: str, purpose: str, step: int) -> None:
         """Take note of the end of the earliest of these runs."""
-        window = self._open
-        if window is None:
+        key = fingerprint, purpose, step
+        launch = next((each for each in self._in_flight if each[:3] == key), None)
+        if launch is None:
             return
-        ended = [
-            each
-            for each in window.launched - window.whole
-            if each[:3] == (fingerprint, purpose, step)
-        ]
-        if ended:
-            window.whole.add(min(ended, key=lambda each: each.time_ns))
+        self._in_flight.remove(launch)
+        window = self._open
+        if window is not None and launch in window.launched[window.earlier :]:
+            window.whole.add(launch)
             self._traced[fingerprint] += 1
 
     def barrier_ended(self) -> None:
@@ -650,10 +654,7 @@ def launches_of_runs(
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
 ) -> list[Launch | None]:
-    """Return which launch each run came from: the latest one before it that fits.
-
-    Runs come in the order of their launches, so those before a run's are not looked at again.
-    """
+    """Return which launch each run came from: the first one left that has its instructions."""
     found: list[Launch | None] = []
     left = deque(launches)
     for run in runs:
@@ -754,9 +755,7 @@ def device_time(
     left = list(launches)
     for window in windows:
         traced = read_trace(window.trace)
-        last = max((run.end_ns for run in traced.runs), default=0)
-        near = [each for each in left if each.time_ns <= last]
-        matched = launches_of_runs(traced.runs, near, programs)
+        matched = launches_of_runs(traced.runs, window.launched, programs)
         for run, launch in zip(traced.runs, matched, strict=True):
             if launch is not None and launch not in window.whole:
                 continue  # an end of the window cut it

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from lazyrt.observe.events import SourceLocation
-    from lazyrt.tools import Pause
+    from lazyrt.tools import Pause, Sample
 
 MIN_GAP_NS = 1_000_000
+_LAST_NS = 500_000  # an op is recorded in less
 _NOWHERE = ("", 0, "")
 Interval = tuple[int, int]
 
@@ -183,7 +184,7 @@ def _usual_runs(pauses: Sequence[Pause]) -> dict[_Place, SourceLocation]:
     """Return the line that most often waited before an op, by the lines that recorded the op."""
     seen: dict[_Place, Counter[SourceLocation]] = defaultdict(Counter)
     for pause in pauses:
-        for sample in pause.samples:
+        for sample in _samples_before_end(pause):
             if sample.lines:
                 seen[pause.after][sample.lines[0]] += 1
     return {after: lines.most_common(1)[0][0] for after, lines in seen.items()}
@@ -197,13 +198,12 @@ def lines_of(pause: Pause, usual: dict[_Place, SourceLocation]) -> list[Stretch]
     """
     runs: list[Stretch] = []
     since = pause.start_ns
-    for k, sample in enumerate(pause.samples):
+    samples = _samples_before_end(pause)
+    for k, sample in enumerate(samples):
         site = sample.lines[0] if sample.lines else None
-        until = sample.time_ns
-        if k + 1 < len(pause.samples):
-            until = (sample.time_ns + pause.samples[k + 1].time_ns) // 2
-        else:
-            until = pause.end_ns
+        until = pause.end_ns
+        if k + 1 < len(samples):
+            until = (sample.time_ns + samples[k + 1].time_ns) // 2
         if runs and runs[-1].site == site:
             runs[-1] = runs[-1]._replace(end_ns=until)
         else:
@@ -214,6 +214,18 @@ def lines_of(pause: Pause, usual: dict[_Place, SourceLocation]) -> list[Stretch]
         run = Stretch("python", pause.start_ns, pause.end_ns, site)
         return [run._replace(is_sampled=False)]
     return _merge_short(runs)
+
+
+def _samples_before_end(pause: Pause) -> list[Sample]:
+    """Return the samples of a pause without the last one, where that saw the op that ended it.
+
+    A thread that computes hands over to the one that looks when it enters the op.
+    """
+    found = list(pause.samples)
+    is_late = bool(found) and pause.end_ns - found[-1].time_ns < _LAST_NS
+    if is_late and found[-1].lines[:1] == pause.after[:1]:
+        found.pop()
+    return found
 
 
 def _merge_short(runs: list[Stretch]) -> list[Stretch]:
