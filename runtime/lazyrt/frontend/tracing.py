@@ -161,10 +161,12 @@ class Sample(NamedTuple):
     Attributes:
         time_ns: On the clock of `time.perf_counter_ns`.
         lines: The user's lines, innermost first; empty where only libraries run.
+        is_runtime: Whether the runtime was at work, so that nobody could look.
     """
 
     time_ns: int
     lines: tuple[SourceLocation, ...]
+    is_runtime: bool = False
 
 
 class Pause(NamedTuple):
@@ -251,6 +253,7 @@ class PauseWatch(Closing):
     def _look(self) -> None:
         """Note the lines that the thread is at, unless it is recording right now."""
         if not lock.acquire(blocking=False):
+            self._samples.append(Sample(time.perf_counter_ns(), (), is_runtime=True))
             return
         try:
             frame: FrameType | None = sys._current_frames().get(self._thread)
