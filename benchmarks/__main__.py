@@ -19,6 +19,7 @@ from benchmarks import (
     memory,
     modes,
     prints,
+    profile,
     start,
     step,
     trace,
@@ -47,6 +48,7 @@ BENCHMARKS = {
     "looks": looks,
     "fuzz": fuzz,
     "memory": memory,
+    "profile": profile,
 }
 
 _EPILOG = """\

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 KIND = "lazyviz"
 RING_S = 30.0
-_MAX_TRACES = 64  # of a ring: each is of a few runs, which stand for those around them
+_MAX_WINDOWS = 64  # of a ring: each is of a few runs, which stand for those around them
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
 _MAX_NOTES = 200_000  # of a ring: some twenty seconds of a loop of very short steps
@@ -186,7 +186,7 @@ class Ring(Profile):
             self._thread or 0,
             since,
             now,
-            [trace for trace in self._windows.traces if trace.data],
+            [each for each in self._windows.windows if each.trace.data],
         )
 
     @contextlib.contextmanager
@@ -202,7 +202,7 @@ class Ring(Profile):
         super()._note(event)
         self._forget(self._noted, operator.attrgetter("now_ns"))
         self._forget(self._pauses, operator.attrgetter("end_ns"))
-        del self._windows.traces[:-_MAX_TRACES]
+        del self._windows.windows[:-_MAX_WINDOWS]
 
     def _forget(self, kept: deque[Any], ended: Callable[[Any], int]) -> None:
         since = time.perf_counter_ns() - int(self.seconds * 1e9)

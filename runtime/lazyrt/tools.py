@@ -32,13 +32,13 @@ from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import require_lazy
-from lazyrt.frontend.tracing import Pause
+from lazyrt.frontend.tracing import Pause, Sample
 from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
     "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Making", "Name", "Node",
-    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause", "Status", "StepWatch", "Summary", "Value",
+    "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause", "Sample", "Status", "StepWatch", "Summary", "Value",
     "add_kind", "available_memory", "capture", "capture_here", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run", "flops", "held_by",
     "holdings_in", "provenance",
     "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
