@@ -19,6 +19,7 @@ from benchmarks import (
     memory,
     modes,
     prints,
+    profile,
     replicas,
     start,
     step,
@@ -49,6 +50,7 @@ BENCHMARKS = {
     "fuzz": fuzz,
     "memory": memory,
     "devices": replicas,
+    "profile": profile,
 }
 
 _EPILOG = """\

@@ -174,12 +174,12 @@ class Extension:
             with _logged("the drawing of a strip"):
                 data["text/html"] = strip.to_html()
         self._shell.display_pub.publish(data, metadata={})
-        if self._copying is None and has_copy_button(strip):
-            with _logged("the buttons that copy lines"):
+        if self._copying is None and (has_copy_button(strip) or strip.barriers):
+            with _logged("the buttons of strips"):
                 self._wake_copying()
 
     def _wake_copying(self) -> None:
-        """Let the buttons in this session's strips work, from the first one on."""
+        """Let the buttons of this session's strips work, from the first one on."""
         if not displayed.has_page(self._shell):
             return
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -303,10 +304,33 @@ class TimelineView(anywidget.AnyWidget):
 
 
 class CopyLines(anywidget.AnyWidget):
-    """Listens in the page; holds nothing of the program."""
+    """Listens in the page, and profiles the next step when it is asked to; holds nothing of it."""
 
     _esm = script("copy_lines")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_msg(self._received)
+        self._capturing = threading.RLock()
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
         return "<buttons that copy lines>"
+
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+        if content == {"kind": "capture"}:
+            threading.Thread(
+                target=self._capture, name="lazyviz capture", daemon=True
+            ).start()
+
+    def _capture(self) -> None:
+        """Profile up to the end of the next step, and show it."""
+        from lazyviz.timing import capture
+
+        with self._capturing:
+            try:
+                steps, shown = capture.next_step()
+            except Exception as error:  # noqa: BLE001 - the page says it
+                _log.exception("a capture failed")
+                steps, shown = 0, panel.refusal_html(f"{type(error).__name__}: {error}")
+        self.send({"kind": "captured", "steps": steps, "html": shown})

@@ -130,6 +130,22 @@ def _graphs(asked: Command) -> Doc:
 
 
 @view(
+    "buckets",
+    help="to which sizes inputs that vary should be padded, so that compiling and running take "
+    "the least time together",
+    topic=RESOURCES,
+)
+def _buckets(asked: Command) -> Doc:
+    from lazyviz.timing import buckets
+
+    asked.refuse_rest()
+    runtime = asked.runtime
+    times = buckets.measured(runtime, asked.session.steps)
+    graphs, executables = runtime.compiled_graphs(), runtime.cached_executables()
+    return buckets.doc(buckets.families(graphs, times, executables))
+
+
+@view(
     "timeline",
     magic="[N]",
     help=f"where the time of the last N cells went; {_EXPORT} FILE.json writes the session for "

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import output_file
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 KIND = "lazyviz"
 RING_S = 30.0
-_MAX_TRACES = 64  # of a ring: each is of a few runs, which stand for those around them
+_MAX_WINDOWS = 64  # of a ring: each is of a few runs, which stand for those around them
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
 _MAX_NOTES = 200_000  # of a ring: some twenty seconds of a loop of very short steps
@@ -185,7 +186,7 @@ class Ring(Profile):
             self._thread or 0,
             since,
             now,
-            [trace for trace in self._windows.traces if trace.data],
+            [each for each in self._windows.windows if each.trace.data],
         )
 
     @contextlib.contextmanager
@@ -201,7 +202,7 @@ class Ring(Profile):
         super()._note(event)
         self._forget(self._noted, operator.attrgetter("now_ns"))
         self._forget(self._pauses, operator.attrgetter("end_ns"))
-        del self._windows.traces[:-_MAX_TRACES]
+        del self._windows.windows[:-_MAX_WINDOWS]
 
     def _forget(self, kept: deque[Any], ended: Callable[[Any], int]) -> None:
         since = time.perf_counter_ns() - int(self.seconds * 1e9)
@@ -290,9 +291,9 @@ def register() -> None:
     add_kind(KIND, _make)
 
 
-def _make(making: Making) -> bytes:
-    """Take a profile of the thread that steps; return it as JSON, with what it shows."""
-    profile = Profile(thread=_stepping_thread(making))
+def _make(making: Making, thread: int | None = None) -> bytes:
+    """Take a profile of a thread, else of the one that steps; return it as JSON and as shown."""
+    profile = Profile(thread=thread or _stepping_thread(making))
     with apart():
         profile.start()
         making.begin()
@@ -300,6 +301,8 @@ def _make(making: Making) -> bytes:
             making.wait()
         finally:
             profile.stop(wait=False)
+    if thread is not None:  # a notebook waits until somebody runs a cell
+        profile = profile.from_first_event()
     if profile.dropped:
         making.notes.append(
             f"{text.plural(profile.dropped, 'event')} more came than a profile keeps, so its end "
@@ -330,6 +333,20 @@ def _stepping_thread(making: Making) -> int:
                 break
     found = threading.main_thread().ident or 0
     return threads[0] if threads else found
+
+
+def next_step(most_s: float = 60.0) -> tuple[int, str]:
+    """Profile this process up to the end of its next whole step.
+
+    Returns:
+        How many whole steps came, and the profile as HTML.
+    """
+    from lazyrt.tools import CaptureRequest, add_kind, capture_here
+
+    kind = f"{KIND}, cells"  # which the main thread runs
+    add_kind(kind, partial(_make, thread=threading.main_thread().ident))
+    found = capture_here(CaptureRequest(kind=kind, steps=1, duration_s=most_s))
+    return found.steps, str(json.loads(found.data)["html"])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,8 +5,9 @@ their instructions came from, those inside fusions, too. This joins both.
 
 Rules:
 * The device works from the first instruction of a program's run to the last. The instructions share
-  this time by how long each ran, the innermost ones where they nest: those that ran side by side, and
-  those between which a thread had nothing to do, in proportion, too.
+  this time by how long each takes, the innermost ones where they nest, also where some ran side by
+  side. How long an instruction takes is the median over its program's runs, as other work on the
+  machine interrupts now one and now another.
 * A fusion's time is shared by the work of the instructions inside: their operations on numbers,
   where one of a function such as `exp` counts as much as the additions that take as long (measured
   with XLA on a CPU, see `_WEIGHTS`). A fusion that only moves data is shared by bytes.
@@ -17,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import re
+import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -66,8 +68,9 @@ _WEIGHTS = {
 }
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
-_FIRST_RUNS = 2
-_BUDGET = 0.005
+_FIRST_RUNS = 4
+_BUDGET = 0.01
+_MAX_IN_FLIGHT = 64
 
 
 class Place(NamedTuple):
@@ -130,13 +133,15 @@ class Traced:
 
     Attributes:
         runs: In order of their starts.
-        spent: Nanoseconds of each instruction, by run's device, program and number, and its name.
+        spent: How long each instruction was the innermost one of its thread, by its run and name.
         times: How often each ran, likewise.
+        busy: The device's time by run: what runs that overlap take together, in proportion.
     """
 
     runs: list[Run] = field(default_factory=list)
     spent: dict[_RunKey, Counter[str]] = field(default_factory=dict)
     times: dict[_RunKey, Counter[str]] = field(default_factory=dict)
+    busy: dict[_RunKey, float] = field(default_factory=dict)
 
 
 def read_trace(trace: DeviceTrace) -> Traced:
@@ -156,13 +161,12 @@ def read_trace(trace: DeviceTrace) -> Traced:
         (Run(*run, *ends[run], frozenset(times)) for run, times in found.times.items()),
         key=lambda run: run.start_ns,
     )
+    found.spent = own
     for together in _side_by_side(found.runs):
         length = max(each.end_ns for each in together) - together[0].start_ns
         total = sum(sum(own[each.key].values()) for each in together) or 1
         for each in together:
-            found.spent[each.key] = Counter(
-                {op: round(ns * length / total) for op, ns in own[each.key].items()}
-            )
+            found.busy[each.key] = length * sum(own[each.key].values()) / total
     return found
 
 
@@ -520,15 +524,32 @@ class DeviceTime:
     unknown_runs: int = 0
 
 
+@dataclass(slots=True)
+class Window:
+    """A time in which the device was traced.
+
+    Attributes:
+        trace: What was traced.
+        launched: What the device was at when it began, and what was handed to it meanwhile.
+        earlier: How many of these were handed to it before.
+        whole: Those of the others that the device finished before the window ended.
+    """
+
+    trace: DeviceTrace
+    launched: list[Launch] = field(default_factory=list)
+    earlier: int = 0
+    whole: set[Launch] = field(default_factory=set)
+
+
 class TraceWindows:
     """Traces the device in windows of some steps, so that it costs a per cent at most.
 
     To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
-    program is traced in its first runs, and after that as long as collecting takes at most half a
-    hundredth of the time. The other runs are taken to be like those.
+    program is traced in its first runs, and after that as long as collecting takes at most a hundredth
+    of the time. The other runs are taken to be like those.
 
     Attributes:
-        traces: In order of time.
+        windows: In order of time.
         fault: Why there is no trace; empty if there is one.
 
     Args:
@@ -537,14 +558,15 @@ class TraceWindows:
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self._is_whole = is_whole
-        self.traces: list[DeviceTrace] = []
+        self.windows: list[Window] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
         self._latest: set[str] = set()
+        self._in_flight: deque[Launch] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
-        self._spent_ns = 0  # for traces that have ended
-        self._ended_runs = self._runs = 0
-        self._open: DeviceTrace | None = None
+        self._spent_ns = 0  # for windows that have ended
+        self._ended_runs = 0
+        self._open: Window | None = None
         self._ending: threading.Thread | None = None
         self._lock = threading.RLock()  # another thread may end it
         self._rests = False
@@ -558,21 +580,21 @@ class TraceWindows:
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
             try:
-                self._open = tools.device_trace()
+                in_flight = list(self._in_flight)
+                self._open = Window(tools.device_trace(), in_flight, len(in_flight))
             except UsageError as error:
                 self.fault = str(error)
                 return
-            self.traces.append(self._open)
+            self.windows.append(self._open)
 
     def end(self) -> None:
         """Trace no more for now; another thread collects, as that takes a while."""
         with self._lock:
-            trace, self._open = self._open, None
-            if trace is None:
+            window, self._open = self._open, None
+            if window is None:
                 return
-            runs, self._runs = self._runs, 0
             self._ending = threading.Thread(
-                target=self._collect, args=(trace, runs), name="lazyviz-trace"
+                target=self._collect, args=(window,), name="lazyviz-trace"
             )
             self._ending.start()
 
@@ -587,22 +609,34 @@ class TraceWindows:
         if self._ending is not None:
             self._ending.join()
 
-    def _collect(self, trace: DeviceTrace, runs: int) -> None:
-        start = time.perf_counter_ns()
-        trace.close()
-        self._spent_ns += time.perf_counter_ns() - start
-        self._ended_runs += runs
+    def _collect(self, window: Window) -> None:
+        start = time.thread_time_ns()
+        window.trace.close()
+        self._spent_ns += time.thread_time_ns() - start
+        self._ended_runs += len(window.launched) - window.earlier
 
     @property
     def _is_ending(self) -> bool:
         return self._ending is not None and self._ending.is_alive()
 
-    def launched(self, fingerprint: str) -> None:
-        """Take note of a run of a program."""
-        self._latest.add(fingerprint)
+    def launched(self, launch: Launch) -> None:
+        """Take note of what was handed to the device."""
+        self._latest.add(launch.fingerprint)
+        self._in_flight.append(launch)
         if self._open is not None:
+            self._open.launched.append(launch)
+
+    def finished(self, fingerprint: str, purpose: str, step: int) -> None:
+        """Take note of the end of the earliest of these runs."""
+        key = fingerprint, purpose, step
+        launch = next((each for each in self._in_flight if each[:3] == key), None)
+        if launch is None:
+            return
+        self._in_flight.remove(launch)
+        window = self._open
+        if window is not None and launch in window.launched[window.earlier :]:
+            window.whole.add(launch)
             self._traced[fingerprint] += 1
-            self._runs += 1
 
     def barrier_ended(self) -> None:
         """Begin or end a window."""
@@ -619,19 +653,10 @@ class TraceWindows:
         """Whether to collect this window takes a small part of the time so far."""
         if not self._ended_runs:
             return False
-        expected = (self._runs + 1) * self._spent_ns / self._ended_runs
+        runs = len(self._open.launched) if self._open is not None else 0
+        expected = (runs + 1) * self._spent_ns / self._ended_runs
         allowed = (time.perf_counter_ns() - self._began_ns) * _BUDGET
         return bool(self._spent_ns + expected <= allowed)
-
-
-def _without_cut(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs of a window without those at its ends that lack instructions."""
-    whole: dict[int, frozenset[str]] = {}
-    for run in runs:
-        if len(run.ops) > len(whole.get(run.program, ())):
-            whole[run.program] = run.ops
-    ends = (runs[0], runs[-1]) if runs else ()
-    return [run for run in runs if run not in ends or run.ops == whole[run.program]]
 
 
 def launches_of_runs(
@@ -639,10 +664,7 @@ def launches_of_runs(
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
 ) -> list[Launch | None]:
-    """Return which launch each run came from: the latest one before it that fits.
-
-    Runs come in the order of their launches, so those before a run's are not looked at again.
-    """
+    """Return which launch each run came from: the first one left that has its instructions."""
     found: list[Launch | None] = []
     left = deque(launches)
     for run in runs:
@@ -678,50 +700,102 @@ class _Sums:
             self.by_step[launch.step] += round(sum(ns for ns, *_ in costs.values()))
 
 
+class _WholeRun(NamedTuple):
+    """A run that was traced from its beginning to its end."""
+
+    run: Run
+    launch: Launch | None
+    program: Program | None
+    spent: Counter[str]
+    times: Counter[str]
+    busy_ns: float
+
+    def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
+        """Return nanoseconds, operations and bytes by place.
+
+        Args:
+            usual: How long each instruction takes.
+        """
+        if self.program is None:
+            return {Place(): (self.busy_ns, 0.0, 0.0)}
+        found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+        total = sum(usual[op] for op in self.spent) or 1.0
+        for op in self.spent:
+            ns = self.busy_ns * usual[op] / total
+            count, nbytes = self.program.cost(op)
+            for where, share in self.program.shares(op).items():
+                sums = found[where]
+                sums[0] += ns * share
+                sums[1] += count * share * self.times[op]
+                sums[2] += nbytes * share * self.times[op]
+        return {**found}
+
+
+def _usual_times(
+    runs: Sequence[_WholeRun],
+) -> dict[Program | None, dict[str, float]]:
+    """Return how long each instruction takes, by program."""
+    spent: dict[Program | None, dict[str, list[int]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for run in runs:
+        for op, ns in run.spent.items():
+            spent[run.program][op].append(ns)
+    return {
+        program: {op: statistics.median(times) for op, times in ops.items()}
+        for program, ops in spent.items()
+    }
+
+
 def device_time(
-    traces: Sequence[DeviceTrace],
+    windows: Sequence[Window],
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
 ) -> DeviceTime:
     """Join traces of the device with the programs that ran.
 
     Args:
-        traces: In order of time.
+        windows: Times in which the device was traced, in order.
         launches: What was handed to the device, in order.
         programs: The builds of each program, by fingerprint.
     """
     sums = _Sums()
     known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
-    busy: list[Interval] = []
+    whole: list[_WholeRun] = []
     left = list(launches)
-    count = 0
-    for trace in traces:
-        traced = read_trace(trace)
-        runs = _without_cut(traced.runs)
-        near = (
-            [each for each in left if each.time_ns <= runs[-1].end_ns] if runs else []
-        )
-        matched = launches_of_runs(runs, near, programs)
-        left = [each for each in left if each not in matched]
-        for run, launch in zip(runs, matched, strict=True):
-            count += 1
+    for window in windows:
+        traced = read_trace(window.trace)
+        matched = launches_of_runs(traced.runs, window.launched, programs)
+        for run, launch in zip(traced.runs, matched, strict=True):
+            if launch is not None and launch not in window.whole:
+                continue  # an end of the window cut it
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
             program = next((p for p in builds if p.has(run.ops)), None)
-            costs = _run_costs(program, traced.spent[run.key], traced.times[run.key])
-            sums.add(costs, launch)
-            busy.append((run.start_ns, run.end_ns))
+            spent, times = traced.spent[run.key], traced.times[run.key]
+            whole.append(
+                _WholeRun(run, launch, program, spent, times, traced.busy[run.key])
+            )
             if launch is not None:
-                known[launch.fingerprint].append(costs)
+                left.remove(launch)
+    usual = _usual_times(whole)
+    for each in whole:
+        costs = each.costs(usual[each.program])
+        sums.add(costs, each.launch)
+        if each.launch is not None:
+            known[each.launch.fingerprint].append(costs)
     means = {name: _mean(costs) for name, costs in known.items()}
     guessed = [launch for launch in left if launch.fingerprint in means]
     for launch in guessed:
         sums.add(means[launch.fingerprint], launch)
     return DeviceTime(
-        busy=_with_guesses(busy, [(g, _length(means[g.fingerprint])) for g in guessed]),
+        busy=_with_guesses(
+            [(each.run.start_ns, each.run.end_ns) for each in whole],
+            [(g, _length(means[g.fingerprint])) for g in guessed],
+        ),
         lines=_lines(sums.by_place, sums.line_runs),
         scopes=_scopes(sums.by_place),
         by_step=sums.by_step,
-        traced_runs=count,
+        traced_runs=len(whole),
         like_traced_runs=len(guessed),
         unknown_runs=len(left) - len(guessed),
     )
@@ -758,24 +832,6 @@ def _with_guesses(
         found.insert(position, (start, free))
         position += 1
     return union(found)
-
-
-def _run_costs(
-    program: Program | None, spent: Counter[str], times: Counter[str]
-) -> dict[Place, Sequence[float]]:
-    """Return nanoseconds, operations and bytes of one run by place."""
-    found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
-    for op, ns in spent.items():
-        if program is None:
-            found[Place()][0] += ns
-            continue
-        count, nbytes = program.cost(op)
-        for where, share in program.shares(op).items():
-            sums = found[where]
-            sums[0] += ns * share
-            sums[1] += count * share * times[op]
-            sums[2] += nbytes * share * times[op]
-    return {**found}
 
 
 def _lines(

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from lazyrt.observe.events import SourceLocation
-    from lazyrt.tools import Pause
+    from lazyrt.tools import Pause, Sample
 
 MIN_GAP_NS = 1_000_000
+_LAST_NS = 500_000  # an op is recorded in less, and samples lie closer
 _NOWHERE = ("", 0, "")
 Interval = tuple[int, int]
 
@@ -150,6 +151,8 @@ def host_time(
             tally.add(one.event, one.now_ns, one.thread)
             continue
         for run in one:
+            if run.phase == "trace":
+                continue
             current = run.site, run.is_sampled
             tally.add(Quiet(run.start_ns, run.end_ns, run.site), run.end_ns, thread)
     found.stretches.sort(key=lambda each: each.start_ns)
@@ -179,41 +182,71 @@ def _merged(
 _Place = tuple[Any, ...]
 
 
-def _usual_runs(pauses: Sequence[Pause]) -> dict[_Place, SourceLocation]:
-    """Return the line that most often waited before an op, by the lines that recorded the op."""
+class _Usual(NamedTuple):
+    """The line that most often waited before an op, and the shortest pause in which it did."""
+
+    site: SourceLocation
+    shortest_ns: int
+
+
+def _usual_runs(pauses: Sequence[Pause]) -> dict[_Place, _Usual]:
+    """Return the usual line of pauses, by the lines that recorded the op that ended them."""
     seen: dict[_Place, Counter[SourceLocation]] = defaultdict(Counter)
+    shortest: dict[tuple[_Place, SourceLocation], int] = {}
     for pause in pauses:
-        for sample in pause.samples:
+        for sample in _samples_before_end(pause):
             if sample.lines:
-                seen[pause.after][sample.lines[0]] += 1
-    return {after: lines.most_common(1)[0][0] for after, lines in seen.items()}
+                site = sample.lines[0]
+                seen[pause.after][site] += 1
+                length = pause.end_ns - pause.start_ns
+                before = shortest.get((pause.after, site), length)
+                shortest[pause.after, site] = min(before, length)
+    return {
+        after: _Usual(site, shortest[after, site])
+        for after, lines in seen.items()
+        for site, _ in lines.most_common(1)
+    }
 
 
-def lines_of(pause: Pause, usual: dict[_Place, SourceLocation]) -> list[Stretch]:
-    """Return the lines that a pause was spent at, each with its part of it.
+def lines_of(pause: Pause, usual: dict[_Place, _Usual]) -> list[Stretch]:
+    """Return the lines that a pause was spent at, each with its part; `trace` for the runtime's.
 
     A sample stands for the time since the one before. Lines that were at work for less than a
     millisecond each, such as those of a loop in Python, count together, for the most frequent one.
     """
     runs: list[Stretch] = []
     since = pause.start_ns
-    for k, sample in enumerate(pause.samples):
+    samples = _samples_before_end(pause)
+    for k, sample in enumerate(samples):
         site = sample.lines[0] if sample.lines else None
-        until = sample.time_ns
-        if k + 1 < len(pause.samples):
-            until = (sample.time_ns + pause.samples[k + 1].time_ns) // 2
-        else:
-            until = pause.end_ns
-        if runs and runs[-1].site == site:
+        phase = "trace" if sample.is_runtime else "python"
+        until = pause.end_ns
+        if k + 1 < len(samples):
+            until = (sample.time_ns + samples[k + 1].time_ns) // 2
+        if runs and (runs[-1].site, runs[-1].phase) == (site, phase):
             runs[-1] = runs[-1]._replace(end_ns=until)
         else:
-            runs.append(Stretch("python", since, until, site))
+            runs.append(Stretch(phase, since, until, site))
         since = until
     if not runs:
-        site = usual.get(pause.after) or next(iter(pause.after), None)
+        known = usual.get(pause.after)
+        is_like = known and pause.end_ns - pause.start_ns > known.shortest_ns - _LAST_NS
+        site = known.site if known and is_like else next(iter(pause.after), None)
         run = Stretch("python", pause.start_ns, pause.end_ns, site)
         return [run._replace(is_sampled=False)]
     return _merge_short(runs)
+
+
+def _samples_before_end(pause: Pause) -> list[Sample]:
+    """Return the samples of a pause without the last one, where that saw the op that ended it.
+
+    A thread that computes hands over to the one that looks when it enters the op.
+    """
+    found = list(pause.samples)
+    is_late = bool(found) and pause.end_ns - found[-1].time_ns < _LAST_NS
+    if is_late and found[-1].lines[:1] == pause.after[:1]:
+        found.pop()
+    return found
 
 
 def _merge_short(runs: list[Stretch]) -> list[Stretch]:

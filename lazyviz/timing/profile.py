@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from lazyrt.observe import events
     from lazyrt.observe.events import Event
-    from lazyrt.tools import DeviceTrace, Pause
+    from lazyrt.tools import Pause
     from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
         DeviceTime,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         LineTime,
         Program,
         ScopeTime,
+        Window,
     )
     from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
 
@@ -83,14 +85,28 @@ class Profile(Displayed):
         thread: int,
         start_ns: int,
         end_ns: int,
-        traces: Sequence[DeviceTrace] = (),
+        windows: Sequence[Window] = (),
     ) -> Profile:
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
         found._noted, found._pauses = list(noted), list(pauses)
-        found._windows.traces.extend(traces)
+        found._windows.windows.extend(windows)
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
+
+    def from_first_event(self) -> Profile:
+        """Return it without what came before anything happened."""
+        begun = [self._noted[0].now_ns] if self._noted else []
+        begun += [pause.end_ns for pause in self._pauses[:1]]
+        start = min(begun, default=self.start_ns)
+        return Profile.of(
+            self._noted,
+            [each for each in self._pauses if each.start_ns >= start],
+            self._thread or 0,
+            start,
+            self.end_ns,
+            self._windows.windows,
+        )
 
     # ---------------------------------------------------------------------- taking it
 
@@ -150,9 +166,9 @@ class Profile(Displayed):
         below = folder.expanduser() / "plugins" / "profile" / now
         try:
             below.mkdir(parents=True, exist_ok=True)
-            for trace in self._windows.traces:
+            for window in self._windows.windows:
                 name = f"{socket.gethostname()}.xplane.pb"
-                (below / name).write_bytes(trace.data)
+                (below / name).write_bytes(window.trace.data)
             self.save(folder.expanduser() / "profile.json")
         except OSError as error:
             raise ProfileError(
@@ -174,7 +190,10 @@ class Profile(Displayed):
     def _note(self, event: Event) -> None:
         kind = type(event).__name__
         if kind == "ExecuteStarted":
-            self._windows.launched(event.fingerprint)  # type: ignore[attr-defined]
+            self._windows.launched(device.launch_of(event))
+        elif kind == "ExecuteFinished":
+            ended: events.ExecuteFinished = event  # type: ignore[assignment]
+            self._windows.finished(ended.fingerprint, ended.purpose, ended.step)
         elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
             self._windows.begin()
         if len(self._noted) >= _MAX_NOTES:
@@ -210,7 +229,7 @@ class Profile(Displayed):
             for event, _, _ in self._noted
             if type(event).__name__ == "ExecuteStarted"
         ]
-        return device.device_time(self._windows.traces, launches, _programs(launches))
+        return device.device_time(self._windows.windows, launches, _programs(launches))
 
     @cached_property
     def steps(self) -> tuple[StepTime, ...]:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from lazygraph.explain.why import differences
 from lazygraph.repeat import rounds_in
 from lazygraph.snapshot import Name
-from lazyrt.control.capture import Captured, Making, StepWatch, add_kind, capture
+from lazyrt.control.capture import (
+    Captured,
+    Making,
+    StepWatch,
+    add_kind,
+    capture,
+    capture_here,
+)
 from lazyrt.control.capture import Request as CaptureRequest
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
@@ -26,14 +33,15 @@ from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import Tracked, require_lazy
-from lazyrt.frontend.tracing import Pause
+from lazyrt.frontend.tracing import Pause, Sample
 from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 
 __all__ = [
     "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "Leaf", "Lifetime", "LiveRow",
     "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause",
-    "Provenance", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind", "available_memory", "capture",
-    "compiled_texts", "decode_record", "device_trace", "differences", "dry_run", "flops", "held_by", "holdings_in",
-    "in_use", "provenance", "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
+    "Provenance", "Sample", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind", "available_memory",
+    "capture", "capture_here", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
+    "flops", "held_by", "holdings_in", "in_use", "provenance", "require_lazy", "result_bytes", "rounds_in",
+    "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -56,6 +56,11 @@ DIFF = [
     "%lazy diff last",
     "lazyviz.timeline()",
 ]
+CAPTURED = [
+    "%load_ext lazyviz\nimport time, torch, lazyrt\nx = torch.ones(4, device='lazyrt')",
+    "with lazyrt.step('train'):\n    x = x * 1.5\n    time.sleep(0.05)\n    x = x + 1",
+    "print('steps', lazyrt.counters()['executions'], 'compiles', lazyrt.counters()['compiles'])",
+]
 # Of a small cone whose kinds of op have run; a busy machine takes several times as long.
 CLICK_MS = 1_000
 
@@ -74,6 +79,7 @@ def page(visit):
     """Yield a tab of a server with notebooks that nobody has run."""
     write_notebook(visit.folder / "forms.ipynb", FORMS)
     write_notebook(visit.folder / "diff.ipynb", DIFF)
+    write_notebook(visit.folder / "captured.ipynb", CAPTURED)
     with new_tab(visit) as page:
         yield page
 
@@ -254,3 +260,31 @@ def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page, front):
     timeline = page.locator(".jp-Notebook .jp-CodeCell").nth(3)
     timeline.locator(".lzt-view svg").wait_for(timeout=30_000)
     assert not timeline.locator(".lazyviz-timeline img").is_visible()
+
+
+def test_a_strip_has_a_button_that_profiles_the_next_step(page):
+    open_notebook(page, page.server, "captured.ipynb")
+    run_cell(page, 0)
+    cell = run_cell(page, 1)
+    strip = cell.locator(".lazyviz-strip").last
+    strip.locator("summary").first.click()
+    button = cell.get_by_role("button", name="Profile the next step")
+    button.click(timeout=30_000)
+    assert button.count() == 0 or not button.is_enabled()
+
+    # The step comes when a cell runs it; the strip stays, in another cell's place.
+    page.locator(".jp-Notebook .jp-CodeCell").nth(2).locator(
+        ".jp-InputArea-editor"
+    ).click()
+    page.keyboard.press("Control+a")
+    page.keyboard.type(
+        "for k in range(3):\nwith lazyrt.step('train'):\nx = x * 1.5; time.sleep(0.05); x = x + 1"
+    )
+    page.keyboard.press("Control+Enter")
+    shown = cell.locator(".lzb-profile")
+    shown.wait_for(timeout=60_000)
+
+    assert "profile of" in shown.inner_text()
+    assert "1 step" in shown.inner_text()
+    assert "cell 3 line 3" in shown.inner_text()
+    screenshot(cell, "strip-capture")

@@ -7,6 +7,7 @@ While pauses are watched, each op notes when it ended.
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lazyrt.closing import Closing
 from lazyrt.execution.executor import on_barrier
 from lazyrt.frontend import eager_views, record
-from lazyrt.frontend.provenance import is_library, site_of, user_lines
+from lazyrt.frontend.provenance import is_library, site_at, site_of, user_lines
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.ir.live import lock, unwind
 from lazyrt.observe import events
@@ -160,10 +161,12 @@ class Sample(NamedTuple):
     Attributes:
         time_ns: On the clock of `time.perf_counter_ns`.
         lines: The user's lines, innermost first; empty where only libraries run.
+        is_runtime: Whether the runtime was at work, so that nobody could look.
     """
 
     time_ns: int
     lines: tuple[SourceLocation, ...]
+    is_runtime: bool = False
 
 
 class Pause(NamedTuple):
@@ -250,17 +253,34 @@ class PauseWatch(Closing):
     def _look(self) -> None:
         """Note the lines that the thread is at, unless it is recording right now."""
         if not lock.acquire(blocking=False):
+            self._samples.append(Sample(time.perf_counter_ns(), (), is_runtime=True))
             return
         try:
             frame: FrameType | None = sys._current_frames().get(self._thread)
             lines: list[SourceLocation] = []
             while frame is not None and len(lines) < _MAX_LINES:
                 if not is_library(frame.f_code):
-                    lines.append(site_of(frame))
+                    lines.append(_site_of_call(frame))
                 frame = frame.f_back
             self._samples.append(Sample(time.perf_counter_ns(), tuple(lines)))
         finally:
             lock.release()
+
+
+# Python 3.11 calls a builtin from the instruction before CALL once it has run a few times. In code
+# that TorchDynamo has made, only CALL has the line.
+_PRECALL = dis.opmap.get("PRECALL")
+_TO_CALL = 4
+
+
+def _site_of_call(frame: FrameType) -> SourceLocation:
+    """Return the line of the call that a frame is in."""
+    code, at = frame.f_code, frame.f_lasti
+    if _PRECALL is not None and at >= 0 and code.co_code[at] == _PRECALL:
+        call = at + _TO_CALL
+        lines = (line for first, end, line in code.co_lines() if first <= call < end)
+        return site_at(code, next(lines, None) or frame.f_lineno)
+    return site_of(frame)
 
 
 _pause_watches: list[PauseWatch] = []
