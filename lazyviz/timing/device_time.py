@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 import threading
@@ -31,7 +32,7 @@ from lazygraph.types import flops, type_bytes
 from lazyviz.timing.gaps import place, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lazygraph import Graph
     from lazyrt.tools import DeviceTrace, Node
@@ -71,6 +72,7 @@ _SINCE_1970_NS = 10**17
 _FIRST_RUNS = 4
 _BUDGET = 0.01
 _MAX_IN_FLIGHT = 64
+_TRIES = 6
 
 
 class Place(NamedTuple):
@@ -887,3 +889,46 @@ def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
 def launch_of(event: Any) -> Launch:
     """Return the launch that an `ExecuteStarted` tells of."""
     return Launch(event.fingerprint, event.purpose, event.step, event.time_ns)
+
+
+# ----------------------------------------------------------------------------- roofline
+
+
+class Machine(NamedTuple):
+    """What this machine's device reaches, measured.
+
+    Attributes:
+        flops_per_ns: Floating-point operations in a product of two matrices of 1,024 by 1,024
+            32-bit floats.
+        bytes_per_ns: Bytes read and written in a sum of 64 MiB.
+    """
+
+    flops_per_ns: float
+    bytes_per_ns: float
+
+    def roof(self, intensity: float) -> float:
+        """Return the operations in a nanosecond that code of this intensity can reach."""
+        return min(self.flops_per_ns, intensity * self.bytes_per_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def machine() -> Machine:
+    """Measure what the device reaches; once in a process, a few tenths of a second."""
+    import jax
+    import jax.numpy as jnp
+
+    side, numbers = 1024, 2**24
+    square = jnp.ones((side, side), jnp.float32)
+    flat = jnp.ones((numbers,), jnp.float32)
+    product_ns = _shortest_ns(jax.jit(jnp.matmul), square, square)
+    sum_ns = _shortest_ns(jax.jit(jnp.add), flat, flat)
+    return Machine(2 * side**3 / product_ns, 3 * 4 * numbers / sum_ns)
+
+
+def _shortest_ns(function: Callable[..., Any], *arguments: Any) -> int:
+    took = []
+    for _ in range(_TRIES):
+        start = time.perf_counter_ns()
+        function(*arguments).block_until_ready()
+        took.append(time.perf_counter_ns() - start)
+    return min(took)

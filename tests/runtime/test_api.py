@@ -16,6 +16,7 @@ from lazyrt.lowering import registry
 from tests.harness import DEVICE, cold_start, run_python
 
 NAMES = [
+    "ProfilerServer",
     "Computation",
     "DeviceLoader",
     "Graph",
