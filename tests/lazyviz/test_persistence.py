@@ -9,6 +9,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 import lazyviz
+from lazyviz.divergence.launch import Launched
 from lazyviz.foreign.program_dumps import parse_programs
 from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
 from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row
@@ -92,6 +93,10 @@ def example(name, folder):
             ):
                 write_record(folder, replica, barriers)
             return lazyviz.replicas(folder)
+        case "Launched":
+            write_record(folder, "0", [barrier()])
+            (folder / "rank-0.out").write_text("trained\n")
+            return Launched(folder, (0,), 0.0)
         case "Strip":
             return Strip(fallbacks=(Fallback(op="aten.bincount", site="a.py:3"),))
         case "GraphBreak":
@@ -140,6 +145,7 @@ WORDS = {
     "NotFiniteView": "aten.log",
     "Programs": "add",
     "Replicas": "first difference",
+    "Launched": "rank",
     "Profile": "fusion.1",
     "XlaDump": "jit_f",
     "Strip": "CPU fallback",
@@ -206,7 +212,8 @@ MAGICS = {
     "replicas steps": "first difference",
     "report page.html": "Wrote",
 }
-QUIET = {"on", "off", "drop"}  # they show nothing, or a sentence
+# They show nothing, or a sentence, or start processes.
+QUIET = {"on", "off", "drop", "launch"}
 
 
 def test_each_view_shows_text_and_static_html(lab, tmp_path, monkeypatch):
