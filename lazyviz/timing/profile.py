@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lazyviz.doc import Doc, Fold, Line, Note, Part, Points, Table
 from lazyviz.render import text
 from lazyviz.shell.displayed import Displayed
-from lazyviz.timing import advice
+from lazyviz.timing import advice, profile_diff
 from lazyviz.timing import device_time as device
 from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
@@ -303,7 +303,7 @@ class Profile(Displayed):
     def _busy_between(self, start: int, end: int) -> int:
         return host.overlap_ns(self._device.busy, start, end)
 
-    @property
+    @cached_property
     def advice(self) -> tuple[str, ...]:
         """What would make a step shorter, in sentences; empty where little would."""
         every = [each.sentence for each in self.inputs]
@@ -353,6 +353,14 @@ class Profile(Displayed):
             "dropped": self.dropped,
         }
 
+    def diff(self, before: profile_diff.Profiled) -> profile_diff.ProfileDiff:
+        """Return what a step takes now and took before, step by step and line by line.
+
+        Args:
+            before: An earlier profile of the loop, also one read back from a file.
+        """
+        return profile_diff.ProfileDiff(before, self)
+
     def save(self, path: str | Path) -> Path:
         """Write it as JSON and return the path; `load` reads it.
 
@@ -384,6 +392,8 @@ class Profile(Displayed):
                 found.__dict__[name] = tuple(map(partial(_restored, kind), data[name]))
             for name in ("start_ns", "end_ns", "device_ns", "parts", "dropped"):
                 found.__dict__[name] = data[name]
+            found.__dict__["advice"] = tuple(data["advice"])
+            found.__dict__["inputs"] = found.__dict__["reads"] = ()
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = getattr(error, "strerror", None) or repr(error)
             raise ProfileError(
