@@ -74,6 +74,7 @@ _STYLE = (
     ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
 )
 _LABEL = 46  # how wide a time such as `300 ms` is
+_SHAPE_BYTES = 120  # what a span takes at least
 _FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
 
 
@@ -224,6 +225,9 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
         return ""
     grain = 0.01 if is_detailed else 1.5
     most = MAX_DETAILED_BYTES if is_detailed else MAX_SVG_BYTES
+    if len(view.spans) * _SHAPE_BYTES > most:  # each finer drawing of many would be too large
+        columns = 8 * most / _SHAPE_BYTES / len(_ROWS)
+        grain = max(grain, WIDTH / columns)
     while True:
         picture = _draw(view, grain)
         if len(picture) <= most or grain > WIDTH:
