@@ -27,9 +27,9 @@ from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-    from lazyrt.observe import events
     from lazyrt.observe.events import Event
     from lazyrt.tools import Pause
     from lazyviz.timing.device_time import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
 
+_now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
@@ -72,9 +73,15 @@ class Profile(Displayed):
         self.start_ns = self.end_ns = 0
         self.dropped = 0
         self._thread = thread
-        self._noted: list[Noted] = []
-        self._pauses: list[Pause] = []
         self._windows = device.TraceWindows(is_whole=path is not None)
+        self._notes: list[tuple[Event, int, int]] = []
+        self._takes: dict[str, Callable[[Any], None]] = {
+            "ExecuteStarted": self._windows.launched,
+            "ExecuteFinished": self._windows.finished,
+            "GraphCaptured": self._captured,
+            "BarrierFinished": self._windows.barrier_ended,
+        }
+        self._pauses: list[Pause] = []
         self._open: list[Any] = []
 
     # ---------------------------------------------------------------------- taking it
@@ -157,22 +164,23 @@ class Profile(Displayed):
         self.stop(wait=error is None)
 
     def _note(self, event: Event) -> None:
-        kind = type(event).__name__
-        if kind == "ExecuteStarted":
-            self._windows.launched(device.launch_of(event))
-        elif kind == "ExecuteFinished":
-            ended: events.ExecuteFinished = event  # type: ignore[assignment]
-            self._windows.finished(ended.fingerprint, ended.purpose, ended.step)
-        elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
-            self._windows.begin()
-        if len(self._noted) >= _MAX_NOTES:
+        """Take note of an event, on the thread that sends it: little may be done here."""
+        notes = self._notes
+        if len(notes) >= _MAX_NOTES:
             self.dropped += 1
             return
-        self._noted.append(
-            host.Noted(event, time.perf_counter_ns(), threading.get_ident())
-        )
-        if kind == "BarrierFinished":
-            self._windows.barrier_ended()
+        notes.append((event, _now(), _thread()))
+        take = self._takes.get(event.__class__.__name__)
+        if take is not None:
+            take(event)
+
+    def _captured(self, event: Any) -> None:
+        if not event.cache_hit:
+            self._windows.begin()
+
+    @cached_property
+    def _noted(self) -> list[Noted]:
+        return [host.Noted(*note) for note in self._notes]
 
     # -------------------------------------------------------------------- what it says
 
@@ -193,6 +201,14 @@ class Profile(Displayed):
     @cached_property
     def _device(self) -> DeviceTime:
         self._require_end()
+        if self._windows.fault:
+            return device.untraced_time(
+                [
+                    (event, now)
+                    for event, now, _ in self._noted
+                    if type(event).__name__ == "ExecuteFinished"
+                ]
+            )
         launches = [
             device.launch_of(event)
             for event, _, _ in self._noted
@@ -351,7 +367,7 @@ class Profile(Displayed):
         longest = max(self.gaps, key=lambda gap: gap.duration_ns, default=None)
         if longest is not None:
             parts.append(Sentence(f"The longest: {longest.sentence}"))
-        parts += [Sentence(words) for words in self._notes() if words]
+        parts += [Sentence(words) for words in self._remarks() if words]
         if self.steps:
             parts.append(
                 Fold(
@@ -428,7 +444,7 @@ class Profile(Displayed):
             f"{text.share(self.device_ns, self.duration_ns)} of it; the host: {shares}"
         )
 
-    def _notes(self) -> list[str]:
+    def _remarks(self) -> list[str]:
         """Return what keeps recording and execution apart, the trend, and what is not known."""
         found = []
         if self.waits:
@@ -452,7 +468,10 @@ class Profile(Displayed):
                 f"{text.share(last)} in the last."
             )
         if self._windows.fault:
-            found.append(f"The device's time is not known: {self._windows.fault}")
+            found.append(
+                "The device's time is known by its executions only, not by line: "
+                f"{self._windows.fault}"
+            )
         if self.dropped:
             found.append(f"{self.dropped:,} events were too many to keep.")
         return found
