@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.doc import (
@@ -17,6 +18,7 @@ from lazyviz.doc import (
     Sentence,
     Table,
 )
+from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
 from lazyviz.render import text
 from lazyviz.render.html import markup, one_line
 from lazyviz.render.notes import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt.observe import events
+    from lazyviz.render.timeline_text import Span
     from lazyviz.session import Session
     from lazyviz.timing.history import StepRow
 
@@ -52,6 +55,7 @@ _CODE_COUNTERS = (
     ("graph_breaks_compiled", "graph break", "graph breaks"),
     ("graph_breaks_reached", "run into one", "runs into one"),
 )
+_MAX_WAITS = 4
 # Modes that run ops one by one, and what compiling one took in each.
 _OP_MODES = ("eager", "op_by_op", "background")
 _OP_COMPILES = (
@@ -204,14 +208,111 @@ def op_cache(report: Mapping[str, Any]) -> str:
     return f"{share}, saved {text.duration(saved)}"
 
 
-def steps(rows: Sequence[StepRow]) -> Doc:
-    """Return some steps: what ended each, what it ran, what it cost."""
+def steps(rows: Sequence[StepRow], spans: Sequence[Span] | None = None) -> Doc:
+    """Return some steps: what ended each, what it ran, what it cost.
+
+    Args:
+        rows: The steps.
+        spans: The session's timeline; with it, a paragraph says it all first.
+    """
     if not rows:
         said = (
             "No step has run yet: nothing asked for a value, and no step() has ended."
         )
         return Doc([Sentence(said)])
-    return Doc([step_table(rows), Points(step_notes(rows))])
+    told = [] if spans is None else [Sentence(step_paragraph(rows, spans))]
+    return Doc([*told, step_table(rows), Points(step_notes(rows))])
+
+
+def step_paragraph(rows: Sequence[StepRow], spans: Sequence[Span]) -> str:
+    """Return what some steps did, what they waited for, and the change that would help most."""
+    waits = _waits(rows, spans)
+    device = sum(row.execute_ns or 0 for row in rows)
+    ends = Counter((row.cause, row.tensor, row.site) for row in rows)
+    (cause, tensor, site), times = ends.most_common(1)[0]
+    barrier = Barrier(cause=cause, site=site, nodes=0, tensor=tensor).origin
+    which = "" if times == len(rows) else f", {times} of them"
+    ran = text.plural(sum(row.nodes for row in rows), "op")
+    numbers = _numbers(rows)
+    words = [f"{numbers[0].upper()}{numbers[1:]} ran {ran}{which}, ended by {barrier}."]
+    if waits:
+        spent = ", ".join(
+            f"{PHASE_MEANINGS[phase]} {text.duration(ns)}"
+            for phase, ns in waits.most_common(_MAX_WAITS)
+        )
+        took = text.duration(sum(waits.values()))
+        words.append(
+            f"The host took {took}: {spent}. The device worked {text.duration(device)}."
+        )
+    return " ".join([*words, f"What would help most: {_change(rows, waits, device)}"])
+
+
+def _waits(rows: Sequence[StepRow], spans: Sequence[Span]) -> Counter[str]:
+    """Return the host's time in some steps by phase; empty where the timeline forgot them."""
+    found: Counter[str] = Counter()
+    numbers = {str(row.step) for row in rows}
+    host = [span for span in spans if span.lane == "host" and span.kind in PHASES]
+    for step in spans:
+        number = step.name.removeprefix("step ").partition(":")[0]
+        if (step.lane, step.kind) != ("step", "run") or number not in numbers:
+            continue
+        known = 0
+        for span in host:
+            inside = min(span.end_ns, step.end_ns) - max(span.start_ns, step.start_ns)
+            if inside > 0:
+                found[span.kind] += inside
+                known += inside
+        found["trace"] += max(0, step.duration_ns - known)
+    return found
+
+
+def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -> str:
+    """Return the one change that would save most time, by what was measured."""
+    compiled = [row for row in rows if row.reason]
+    broken = [row for row in rows if row.cut is not None]
+    repeats = [repeat for row in rows for repeat in row.repeats]
+    reads = [row for row in rows if row.cause.startswith("read")]
+    saved = {
+        "compile": sum(row.compile_ns for row in compiled),
+        "break": sum(row.barrier_ns for row in broken),
+        "repeat": sum(repeat.duration_ns for repeat in repeats),
+        "read": waits.get("execute", 0) if reads else 0,
+        "python": waits.get("python", 0),
+        "trace": waits.get("trace", 0),
+    }
+    most = max(saved, key=lambda name: saved[name])
+    if not saved[most] or device_ns > saved[most]:
+        return (
+            "less work on the device, which is the longest part. lazyviz.profile() tells which "
+            "lines it works for."
+        )
+    time = text.duration(saved[most])
+    if most == "compile":
+        kinds = Counter(row.reason for row in compiled)
+        return (
+            f"the same graph in each step, which saves {time} of compiling. "
+            f"{kinds.most_common(1)[0][0]}"
+        )
+    if most == "break":
+        return f"to read after the step's block, which saves {time}."
+    if most == "repeat":
+        return (
+            f"to look after the step, or with materialise(t, reuse=True): {time} of its ops "
+            "ran twice."
+        )
+    if most == "read":
+        return (
+            f"to read less often than at {reads[-1].site}, or a step later: {time} were spent "
+            "waiting for the device."
+        )
+    if most == "python":
+        return (
+            f"to move {time} of the program's own time behind the barrier or to another thread. "
+            "lazyviz.profile() tells its lines."
+        )
+    return (
+        f"torch.compile, which records a function as one call: recording took {time}."
+    )
 
 
 def step_table(rows: Sequence[StepRow]) -> Table:

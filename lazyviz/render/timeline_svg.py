@@ -225,7 +225,9 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
         return ""
     grain = 0.01 if is_detailed else 1.5
     most = MAX_DETAILED_BYTES if is_detailed else MAX_SVG_BYTES
-    if len(view.spans) * _SHAPE_BYTES > most:  # each finer drawing of many would be too large
+    if (
+        len(view.spans) * _SHAPE_BYTES > most
+    ):  # each finer drawing of many would be too large
         columns = 8 * most / _SHAPE_BYTES / len(_ROWS)
         grain = max(grain, WIDTH / columns)
     while True:

@@ -82,7 +82,11 @@ def _reuse(asked: Command) -> Doc:
     return Doc([Sentence(str(asked.runtime.reuse_choice(tensors[0])))])
 
 
-@view("step", magic="[N]", help="the last N steps: what ended each, what it cost")
+@view(
+    "step",
+    magic="[N]",
+    help="the last N steps: what ended each, what it cost; with N, in words, too",
+)
 def _step(asked: Command) -> Doc:
     rest = asked.rest
     if rest and not (rest.isdecimal() and int(rest)):
@@ -91,7 +95,9 @@ def _step(asked: Command) -> Doc:
             f"%lazy step {rest}: {rest!r} is not a number of steps. To run a cell as "
             f"a step, start it with %%lazy step{name}."
         )
-    return tables.steps(asked.session.steps[-int(rest or 10) :])
+    timeline = asked.session.timeline
+    spans = timeline.spans if rest and timeline is not None else None
+    return tables.steps(asked.session.steps[-int(rest or 10) :], spans)
 
 
 @view(

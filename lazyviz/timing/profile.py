@@ -7,6 +7,7 @@ ops and the device's own trace are noted as they are; they are added up once som
 from __future__ import annotations
 
 import json
+import linecache
 import socket
 import threading
 import time
@@ -16,8 +17,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lazyviz.doc import Doc, Fold, Line, Note, Part, Points, Table
-from lazyviz.render import text
+from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Table
+from lazyviz.draw.model import clip
+from lazyviz.draw.palette import count_words
+from lazyviz.render import heat, text
 from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import advice, profile_diff
 from lazyviz.timing import device_time as device
@@ -25,10 +28,9 @@ from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from lazyrt.observe import events
     from lazyrt.observe.events import Event
     from lazyrt.tools import Pause
     from lazyviz.timing.advice import InputTime, ReadTime
@@ -42,8 +44,10 @@ if TYPE_CHECKING:
     )
     from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
 
+_now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
+_MAX_SOURCE = 48
 _PRODUCER = "lazyviz profile"
 
 
@@ -72,15 +76,21 @@ class Profile(Displayed):
         self.start_ns = self.end_ns = 0
         self.dropped = 0
         self._thread = thread
-        self._noted: list[Noted] = []
-        self._pauses: list[Pause] = []
         self._windows = device.TraceWindows(is_whole=path is not None)
+        self._notes: list[tuple[Event, int, int]] = []
+        self._takes: dict[str, Callable[[Any], None]] = {
+            "ExecuteStarted": self._windows.launched,
+            "ExecuteFinished": self._windows.finished,
+            "GraphCaptured": self._captured,
+            "BarrierFinished": self._windows.barrier_ended,
+        }
+        self._pauses: list[Pause] = []
         self._open: list[Any] = []
 
     @classmethod
     def of(
         cls,
-        noted: Sequence[Noted],
+        notes: Sequence[tuple[Event, int, int]],
         pauses: Sequence[Pause],
         thread: int,
         start_ns: int,
@@ -89,18 +99,18 @@ class Profile(Displayed):
     ) -> Profile:
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
-        found._noted, found._pauses = list(noted), list(pauses)
+        found._notes, found._pauses = list(notes), list(pauses)
         found._windows.windows.extend(windows)
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
 
     def from_first_event(self) -> Profile:
         """Return it without what came before anything happened."""
-        begun = [self._noted[0].now_ns] if self._noted else []
+        begun = [self._notes[0][1]] if self._notes else []
         begun += [pause.end_ns for pause in self._pauses[:1]]
         start = min(begun, default=self.start_ns)
         return Profile.of(
-            self._noted,
+            self._notes,
             [each for each in self._pauses if each.start_ns >= start],
             self._thread or 0,
             start,
@@ -188,22 +198,23 @@ class Profile(Displayed):
         self.stop(wait=error is None)
 
     def _note(self, event: Event) -> None:
-        kind = type(event).__name__
-        if kind == "ExecuteStarted":
-            self._windows.launched(device.launch_of(event))
-        elif kind == "ExecuteFinished":
-            ended: events.ExecuteFinished = event  # type: ignore[assignment]
-            self._windows.finished(ended.fingerprint, ended.purpose, ended.step)
-        elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
-            self._windows.begin()
-        if len(self._noted) >= _MAX_NOTES:
+        """Take note of an event, on the thread that sends it: little may be done here."""
+        notes = self._notes
+        if len(notes) >= _MAX_NOTES:
             self.dropped += 1
             return
-        self._noted.append(
-            host.Noted(event, time.perf_counter_ns(), threading.get_ident())
-        )
-        if kind == "BarrierFinished":
-            self._windows.barrier_ended()
+        notes.append((event, _now(), _thread()))
+        take = self._takes.get(event.__class__.__name__)
+        if take is not None:
+            take(event)
+
+    def _captured(self, event: Any) -> None:
+        if not event.cache_hit:
+            self._windows.begin()
+
+    @cached_property
+    def _noted(self) -> list[Noted]:
+        return [host.Noted(*note) for note in self._notes]
 
     # -------------------------------------------------------------------- what it says
 
@@ -224,6 +235,14 @@ class Profile(Displayed):
     @cached_property
     def _device(self) -> DeviceTime:
         self._require_end()
+        if self._windows.fault:
+            return device.untraced_time(
+                [
+                    (event, now)
+                    for event, now, _ in self._noted
+                    if type(event).__name__ == "ExecuteFinished"
+                ]
+            )
         launches = [
             device.launch_of(event)
             for event, _, _ in self._noted
@@ -414,6 +433,13 @@ class Profile(Displayed):
             parts.append(self._gap_table())
         if self.lines:
             parts.append(self._line_table())
+        source = self._heat_map()
+        if source is not None:
+            parts.append(source)
+        longest = max(self.gaps, key=lambda gap: gap.duration_ns, default=None)
+        if longest is not None:
+            parts.append(Sentence(f"The longest: {longest.sentence}"))
+        parts += [Sentence(words) for words in self._remarks() if words]
         if self.steps:
             parts.append(
                 Fold(
@@ -424,6 +450,62 @@ class Profile(Displayed):
             )
         return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
 
+    def roofline(self) -> Doc:
+        """Return how close each line comes to what this machine reaches.
+
+        The machine is measured once in a process, which takes a few tenths of a second.
+        """
+        reach = device.machine()
+        rows = []
+        for each in self.lines[:_MAX_ROWS]:
+            if not each.device_ns or not each.flops:
+                continue
+            speed, roof = each.flops / each.device_ns, reach.roof(each.intensity)
+            by = "compute" if roof == reach.flops_per_ns else "memory"
+            rows.append(
+                [
+                    each.at or "no line",
+                    f"{each.intensity:.1f}",
+                    f"{speed:.2f}",
+                    f"{each.nbytes / each.device_ns:.2f}",
+                    f"{roof:.2f}",
+                    text.share(speed, roof),
+                    by,
+                ]
+            )
+        header = ["line", "FLOPs/byte", "GFLOP/s", "GB/s", "roof", "of it", "bound by"]
+        said = (
+            f"This machine reaches {reach.flops_per_ns:.1f} GFLOP/s in a product of matrices and "
+            f"{reach.bytes_per_ns:.1f} GB/s in a sum, measured just now or earlier in this process."
+        )
+        return Doc([Line(said), Table(header, rows)])
+
+    def _heat_map(self) -> Part | None:
+        """Return the source with the device's time and the program's waits on each line."""
+        waits: dict[tuple[str, int], int] = defaultdict(int)
+        for gap in self.gaps:
+            waits[gap.file, gap.line] += gap.duration_ns
+        worked: dict[tuple[str, int], int] = defaultdict(int)
+        for line in self.lines:
+            worked[line.file, line.line] += line.device_ns
+        files = dict.fromkeys(file for file, _ in (*worked, *waits) if file)
+        parts = [
+            heat.source_map(
+                file,
+                linecache.getlines(file),
+                {n: ns for (name, n), ns in worked.items() if name == file},
+                {n: ns for (name, n), ns in waits.items() if name == file},
+            )
+            for file in files
+        ]
+        found = [part for part in parts if part]
+        if not found:
+            return None
+        drawn = Drawn("", lambda: "".join(found))
+        return Fold(
+            "the source: where the device worked, where the program waited", [drawn]
+        )
+
     def _summary(self) -> str:
         shares = ", ".join(
             f"{phase} {text.share(ns, self.duration_ns)}"
@@ -433,6 +515,38 @@ class Profile(Displayed):
             f"profile of {text.duration(self.duration_ns)}: the device worked "
             f"{text.share(self.device_ns, self.duration_ns)} of it; the host: {shares}"
         )
+
+    def _remarks(self) -> list[str]:
+        """Return what keeps recording and execution apart, the trend, and what is not known."""
+        found = []
+        if self.waits:
+            most = self.waits[0]
+            found.append(
+                f"Recording and execution overlap {text.share(self.overlap)} of the device's "
+                f"time: {most.at} waits for the device"
+                f"{f' ({most.cause})' if most.cause else ''}, "
+                f"{text.duration(most.duration_ns)} in {text.plural(most.times, 'time')}. Read "
+                "less often, or a step later."
+            )
+        steady = [step for step in self.steps if not step.compiled]
+        third = len(steady) // 3
+        if third:
+            first, last = (
+                sum(s.busy_ns for s in part) / sum(s.duration_ns for s in part)
+                for part in (steady[:third], steady[-third:])
+            )
+            found.append(
+                f"Duty cycle by step: {text.share(first)} in the first third of the steps, "
+                f"{text.share(last)} in the last."
+            )
+        if self._windows.fault:
+            found.append(
+                "The device's time is known by its executions only, not by line: "
+                f"{self._windows.fault}"
+            )
+        if self.dropped:
+            found.append(f"{self.dropped:,} events were too many to keep.")
+        return found
 
     def _gap_table(self) -> Part:
         by_line: dict[str, list[Gap]] = defaultdict(list)
@@ -469,10 +583,14 @@ class Profile(Displayed):
                     text.duration(ns) if ns else ""
                     for ns in (each.forward_ns, each.backward_ns, each.update_ns)
                 ),
+                count_words(each.flops) if each.flops else "",
+                text.size(each.nbytes) if each.nbytes else "",
+                clip(linecache.getline(each.file, each.line).strip(), _MAX_SOURCE),
             ]
             for each in self.lines[:_MAX_ROWS]
         ]
         header = ["line", "device", "share", "forward", "backward", "update"]
+        header += ["FLOPs", "bytes", "source"]
         return Doc(
             [Note("the device's time by line, after fusion:"), Table(header, rows)]
         )

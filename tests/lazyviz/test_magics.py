@@ -302,11 +302,19 @@ def test_step_shows_the_last_steps(lab):
     assert printed(lab, "%lazy step").lstrip().startswith("step  cell  ended by")
     run(lab, "y = x + 1\ny.sum().item()")
 
-    lines = printed(lab, "%lazy step 1").splitlines()
+    words, table = printed(lab, "%lazy step 1").split("step  cell  ended by")
 
-    assert "read by .item()" in lines[2]
-    assert "cell 5 line 2" in lines[2]
-    assert not any("mark_step()" in line for line in lines[2:3])
+    row = table.splitlines()[2]
+    assert "read by .item()" in row
+    assert "cell 5 line 2" in row
+    assert "mark_step()" not in row
+    told = " ".join(words.split())
+    assert re.match(
+        r"Step \d+ ran 2 ops, ended by read by \.item\(\) of y\.sum\(\) at cell 5 line 2\. ",
+        told,
+    )
+    assert "The host took" in told
+    assert "What would help most: " in told
 
 
 @pytest.mark.parametrize(

@@ -285,3 +285,37 @@ def test_the_time_in_which_the_runtime_works_is_none_of_a_lines():
         ("python", 2_000_000),
         ("trace", 4_000_000),
     ]
+
+
+def test_a_page_has_the_source_with_what_each_line_costs(taken):
+    html = taken.to_html()
+
+    assert "time.sleep(0.02)  # in a function" in html
+    assert "background:rgba(" in html
+
+
+def test_a_roofline_says_what_bounds_each_line(taken):
+    shown = str(taken.roofline())
+
+    reach = device_time.machine()
+    assert reach.roof(1e9) == reach.flops_per_ns
+    assert reach.roof(1e-9) == pytest.approx(1e-9 * reach.bytes_per_ns)
+    assert f"{reach.flops_per_ns:.1f} GFLOP/s" in shown
+    assert "memory" in shown or "compute" in shown
+
+
+def test_where_another_trace_is_taken_the_ends_of_executions_stand_for_the_devices_time(
+    tmp_path,
+):
+    import jax
+
+    x = matrix(64)
+    lazyrt.wait()
+    with jax.profiler.trace(str(tmp_path)), lazyviz.profile() as profile:
+        for _ in range(2):
+            y = x @ x  # noqa: F841 - what the barrier runs
+            lazyrt.mark_step()
+
+    assert profile.lines == ()
+    assert profile.device_ns > 0
+    assert "end the other one first" in str(profile)
