@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 940
 LABELS = 74
 CHARACTER = 6.0
-MARKS = ("barrier", "implicit barrier", "look", "fallback", "dropped")
+MARKS = ("barrier", "implicit barrier", "look", "fallback", "dropped", "cut")
 # Colours of what is no phase of the host.
 _OTHERS = {
     "cell": "#dfe6f1",
@@ -37,13 +37,17 @@ _OTHERS = {
 }
 _DEVICE_OTHER = "#8fa9d8"
 DARK = frozenset((PHASE_COLOURS["dispatch"],))  # labels on these are white
-_MARK_COLOURS = {kind: f"var(--m{k})" for k, kind in enumerate(MARKS)}
+# A graph break is a barrier by itself, with a form of its own.
+_MARK_COLOURS = {kind: f"var(--m{k})" for k, kind in enumerate(MARKS[:-1])} | {
+    "cut": "var(--m1)"
+}
 _MARK_NAMES = {
     "barrier": "▼ barrier you wrote",
     "implicit barrier": "◇ barrier by itself",
     "look": "○ look",
     "fallback": "✕ CPU fallback",
     "dropped": "– dropped",
+    "cut": "┃ graph break",
 }
 
 MAX_SVG_BYTES = 60_000
@@ -70,6 +74,7 @@ _STYLE = (
     ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
 )
 _LABEL = 46  # how wide a time such as `300 ms` is
+_SHAPE_BYTES = 120  # what a span takes at least
 _FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
 
 
@@ -88,7 +93,7 @@ def plain(kind: str) -> str:
 def paint(kind: str) -> str:
     """Return the attributes that colour a mark."""
     colour = _MARK_COLOURS[kind]
-    if kind == "barrier":
+    if kind in {"barrier", "cut"}:
         return f'fill="{colour}"'
     # The faint ground is what a pointer finds.
     return f'fill="#fff" fill-opacity=".01" stroke="{colour}" stroke-width="1.6"'
@@ -100,6 +105,8 @@ def glyph(kind: str, x: float, y: float) -> str:
         return f"M{x - 4:.1f} {y + 1:.0f}h8l-4 8z"
     if kind == "implicit barrier":
         return f"M{x:.1f} {y:.0f}l4 5l-4 5l-4 -5z"
+    if kind == "cut":  # across the bars that it splits
+        return f"M{x - 1.5:.1f} {y - _ROW - 5:.0f}h3v{_ROW + 15}h-3z"
     if kind == "look":
         return f"M{x - 3.5:.1f} {y + 5:.0f}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z"
     if kind == "fallback":
@@ -218,6 +225,11 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
         return ""
     grain = 0.01 if is_detailed else 1.5
     most = MAX_DETAILED_BYTES if is_detailed else MAX_SVG_BYTES
+    if (
+        len(view.spans) * _SHAPE_BYTES > most
+    ):  # each finer drawing of many would be too large
+        columns = 8 * most / _SHAPE_BYTES / len(_ROWS)
+        grain = max(grain, WIDTH / columns)
     while True:
         picture = _draw(view, grain)
         if len(picture) <= most or grain > WIDTH:
@@ -234,6 +246,8 @@ def _draw(view: TimelineView, grain: float) -> str:
             marks.append(span)
         elif span.lane in rows and span.kind != "handover":
             rows[span.lane].append(span)
+    cuts = sorted(mark.end_ns for mark in marks if mark.kind == "cut")
+    rows["step"] = [part for span in rows["step"] for part in _parts(span, cuts)]
     draw_legend, legend_height = legend(legend_kinds(view, rows, marks))
     height = _AXIS + len(_ROWS) * (_ROW + _GAP) + 14 + legend_height
     start = (
@@ -341,6 +355,21 @@ def _side_by_side(spans: Sequence[Span]) -> list[Span]:
         if span.kind == "compile"
         else span
         for span in spans
+    ]
+
+
+def _parts(span: Span, cuts: Sequence[int]) -> list[Span]:
+    """Return the parts of a block or a scope that graph breaks have split; another span whole."""
+    inside = [cut for cut in cuts if span.start_ns < cut < span.end_ns]
+    if span.kind not in {"block", "scope"} or not inside:
+        return [span]
+    ends = [*inside, span.end_ns]
+    starts = [span.start_ns, *inside]
+    return [
+        span._replace(
+            name=f"{span.name}, part {k} of {len(ends)}", start_ns=start, end_ns=end
+        )
+        for k, (start, end) in enumerate(zip(starts, ends, strict=True), start=1)
     ]
 
 

@@ -112,6 +112,8 @@ def timeline_tables(view: TimelineView, rows: int = _TEXT_ROWS) -> Doc:
         parts.append(Note(f"({text.plural(view.earlier, 'cell')} before these)"))
     if view.gaps is not None:
         parts.append(Sentence(gaps_text(view.gaps)))
+    if (breaks := _breaks(view.spans)) is not None:
+        parts.append(breaks)
     if view.lines:
         lines = [
             (at, text.share(share), clip(line, 60)) for at, line, share in view.lines
@@ -145,6 +147,29 @@ def _cell_table(cells: Sequence[CellTime]) -> Table:
         for cell in cells
     ]
     return Table(header, rows)
+
+
+def _breaks(spans: Sequence[Span]) -> Part | None:
+    """Return the graph breaks by the scope or block that each has split; None without any."""
+    around = [span for span in spans if span.kind in {"scope", "block"}]
+    times: Counter[tuple[str, str, str]] = Counter()
+    lost: Counter[tuple[str, str, str]] = Counter()
+    for cut in spans:
+        if cut.kind != "cut":
+            continue
+        inner = min(
+            (each for each in around if each.start_ns < cut.end_ns < each.end_ns),
+            key=lambda each: each.duration_ns,
+            default=None,
+        )
+        key = inner.name if inner is not None else "", cut.name, cut.site
+        times[key] += 1
+        lost[key] += cut.duration_ns
+    if not times:
+        return None
+    rows = [(*key, times[key], text.duration(ns)) for key, ns in lost.most_common()]
+    table = Table(["scope", "graph break", "line", "times", "time"], rows)
+    return Doc([Note("graph breaks, by the scope that each has split:"), table])
 
 
 def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> Table:

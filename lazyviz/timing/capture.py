@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from lazyrt.observe.events import Event
     from lazyrt.tools import Captured, Making, Pause
-    from lazyviz.timing.gaps import Noted
 
 KIND = "lazyviz"
 RING_S = 30.0
@@ -170,18 +170,18 @@ class Ring(Profile):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
-        self._noted: deque[Noted] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
+        self._notes: deque[tuple[Event, int, int]] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
         self._pauses: deque[Pause] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
 
     def last(self, seconds: float) -> Profile:
         """Return the profile of the last seconds up to now."""
         now = time.perf_counter_ns()
-        noted, pauses = tuple(self._noted), tuple(self._pauses)
+        notes, pauses = tuple(self._notes), tuple(self._pauses)
         since = max(now - int(min(seconds, self.seconds) * 1e9), self.start_ns)
-        if len(noted) == _MAX_NOTES:
-            since = max(since, noted[0].now_ns)
+        if len(notes) == _MAX_NOTES:
+            since = max(since, notes[0][1])
         return Profile.of(
-            [each for each in noted if each.now_ns >= since],
+            [each for each in notes if each[1] >= since],
             [each for each in pauses if each.end_ns >= since],
             self._thread or 0,
             since,
@@ -200,7 +200,7 @@ class Ring(Profile):
 
     def _note(self, event: Any) -> None:
         super()._note(event)
-        self._forget(self._noted, operator.attrgetter("now_ns"))
+        self._forget(self._notes, operator.itemgetter(1))
         self._forget(self._pauses, operator.attrgetter("end_ns"))
         del self._windows.windows[:-_MAX_WINDOWS]
 
@@ -309,7 +309,9 @@ def _make(making: Making, thread: int | None = None) -> bytes:
             "is missing. Capture fewer steps"
         )
     shown = profile.doc()
-    found = {**profile.to_dict(), "text": shown.to_text(), "html": shown.to_html()}
+    found = {**profile.to_dict(), "text": shown.to_text()}
+    if thread is not None:  # a page quotes the source, which nobody else is to be sent
+        found["html"] = shown.to_html()
     data = json.dumps(found).encode()
     if len(data) > making.request.max_bytes:
         making.notes.append(

@@ -6,8 +6,8 @@ their instructions came from, those inside fusions, too. This joins both.
 Rules:
 * The device works from the first instruction of a program's run to the last. The instructions share
   this time by how long each takes, the innermost ones where they nest, also where some ran side by
-  side. How long an instruction takes is the median over its program's runs, as other work on the
-  machine interrupts now one and now another.
+  side. How long an instruction takes is the shortest time in its program's runs, as other work on
+  the machine interrupts now one and now another.
 * A fusion's time is shared by the work of the instructions inside: their operations on numbers,
   where one of a function such as `exp` counts as much as the additions that take as long (measured
   with XLA on a CPU, see `_WEIGHTS`). A fusion that only moves data is shared by bytes.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import re
-import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lazygraph import Graph
+    from lazyrt.observe import events
     from lazyrt.tools import DeviceTrace, Node
     from lazyviz.timing.gaps import Interval
 
@@ -576,17 +576,12 @@ class TraceWindows:
     def begin(self) -> None:
         """Trace from now on, unless that is under way or cannot be done."""
         from lazyrt import tools
-        from lazyrt.errors import UsageError
 
         with self._lock:
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
-            try:
-                in_flight = list(self._in_flight)
-                self._open = Window(tools.device_trace(), in_flight, len(in_flight))
-            except UsageError as error:
-                self.fault = str(error)
-                return
+            in_flight = list(self._in_flight)
+            self._open = Window(tools.device_trace(), in_flight, len(in_flight))
             self.windows.append(self._open)
 
     def end(self) -> None:
@@ -614,6 +609,7 @@ class TraceWindows:
     def _collect(self, window: Window) -> None:
         start = time.thread_time_ns()
         window.trace.close()
+        self.fault = self.fault or window.trace.fault
         self._spent_ns += time.thread_time_ns() - start
         self._ended_runs += len(window.launched) - window.earlier
 
@@ -621,26 +617,29 @@ class TraceWindows:
     def _is_ending(self) -> bool:
         return self._ending is not None and self._ending.is_alive()
 
-    def launched(self, launch: Launch) -> None:
+    def launched(self, event: events.ExecuteStarted) -> None:
         """Take note of what was handed to the device."""
+        launch = launch_of(event)
         self._latest.add(launch.fingerprint)
         self._in_flight.append(launch)
         if self._open is not None:
             self._open.launched.append(launch)
 
-    def finished(self, fingerprint: str, purpose: str, step: int) -> None:
-        """Take note of the end of the earliest of these runs."""
-        key = fingerprint, purpose, step
-        launch = next((each for each in self._in_flight if each[:3] == key), None)
-        if launch is None:
+    def finished(self, event: events.ExecuteFinished) -> None:
+        """Take note of the end of a run; runs end in the order in which they began."""
+        key = event.fingerprint, event.purpose, event.step
+        for launch in self._in_flight:
+            if launch[:3] == key:
+                break
+        else:
             return
         self._in_flight.remove(launch)
         window = self._open
         if window is not None and launch in window.launched[window.earlier :]:
             window.whole.add(launch)
-            self._traced[fingerprint] += 1
+            self._traced[event.fingerprint] += 1
 
-    def barrier_ended(self) -> None:
+    def barrier_ended(self, _event: events.BarrierFinished) -> None:
         """Begin or end a window."""
         latest, self._latest = self._latest, set()
         if self._is_whole:
@@ -744,7 +743,7 @@ def _usual_times(
         for op, ns in run.spent.items():
             spent[run.program][op].append(ns)
     return {
-        program: {op: statistics.median(times) for op, times in ops.items()}
+        program: {op: float(min(times)) for op, times in ops.items()}
         for program, ops in spent.items()
     }
 
@@ -801,6 +800,20 @@ def device_time(
         like_traced_runs=len(guessed),
         unknown_runs=len(left) - len(guessed),
     )
+
+
+def untraced_time(ends: Sequence[tuple[events.ExecuteFinished, int]]) -> DeviceTime:
+    """Return when the device worked by the ends of executions, where there is no trace.
+
+    Args:
+        ends: Each with the time at which it was noticed.
+    """
+    found = DeviceTime(unknown_runs=len(ends))
+    found.busy = union((now - event.duration_ns, now) for event, now in ends)
+    for event, _ in ends:
+        if event.purpose == "step":
+            found.by_step[event.step] += event.duration_ns
+    return found
 
 
 def _length(costs: Mapping[Place, Sequence[float]]) -> int:
@@ -886,7 +899,7 @@ def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
     return sorted(found, key=lambda each: -each.device_ns)
 
 
-def launch_of(event: Any) -> Launch:
+def launch_of(event: events.ExecuteStarted) -> Launch:
     """Return the launch that an `ExecuteStarted` tells of."""
     return Launch(event.fingerprint, event.purpose, event.step, event.time_ns)
 

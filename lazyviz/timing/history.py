@@ -270,6 +270,8 @@ def _step(note: _Note) -> Span:
 
 def _mark(note: _Note) -> Span:
     event = note.event
+    if event.cut is not None:
+        return _lasting(note, "step", "cut", _cause(event), _ran(event))
     kind = "barrier" if event.cause.startswith(_EXPLICIT) else "implicit barrier"
     return _moment(note, kind, _cause(event), _ran(event))
 

@@ -22,16 +22,15 @@ from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
 from lazyviz.render import heat, text
 from lazyviz.shell.displayed import Displayed
-from lazyviz.timing import advice
+from lazyviz.timing import advice, profile_diff
 from lazyviz.timing import device_time as device
 from lazyviz.timing import gaps as host
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from lazyrt.observe import events
     from lazyrt.observe.events import Event
     from lazyrt.tools import Pause
     from lazyviz.timing.advice import InputTime, ReadTime
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     )
     from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
 
+_now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
@@ -76,15 +76,21 @@ class Profile(Displayed):
         self.start_ns = self.end_ns = 0
         self.dropped = 0
         self._thread = thread
-        self._noted: list[Noted] = []
-        self._pauses: list[Pause] = []
         self._windows = device.TraceWindows(is_whole=path is not None)
+        self._notes: list[tuple[Event, int, int]] = []
+        self._takes: dict[str, Callable[[Any], None]] = {
+            "ExecuteStarted": self._windows.launched,
+            "ExecuteFinished": self._windows.finished,
+            "GraphCaptured": self._captured,
+            "BarrierFinished": self._windows.barrier_ended,
+        }
+        self._pauses: list[Pause] = []
         self._open: list[Any] = []
 
     @classmethod
     def of(
         cls,
-        noted: Sequence[Noted],
+        notes: Sequence[tuple[Event, int, int]],
         pauses: Sequence[Pause],
         thread: int,
         start_ns: int,
@@ -93,18 +99,18 @@ class Profile(Displayed):
     ) -> Profile:
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
-        found._noted, found._pauses = list(noted), list(pauses)
+        found._notes, found._pauses = list(notes), list(pauses)
         found._windows.windows.extend(windows)
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
 
     def from_first_event(self) -> Profile:
         """Return it without what came before anything happened."""
-        begun = [self._noted[0].now_ns] if self._noted else []
+        begun = [self._notes[0][1]] if self._notes else []
         begun += [pause.end_ns for pause in self._pauses[:1]]
         start = min(begun, default=self.start_ns)
         return Profile.of(
-            self._noted,
+            self._notes,
             [each for each in self._pauses if each.start_ns >= start],
             self._thread or 0,
             start,
@@ -192,22 +198,23 @@ class Profile(Displayed):
         self.stop(wait=error is None)
 
     def _note(self, event: Event) -> None:
-        kind = type(event).__name__
-        if kind == "ExecuteStarted":
-            self._windows.launched(device.launch_of(event))
-        elif kind == "ExecuteFinished":
-            ended: events.ExecuteFinished = event  # type: ignore[assignment]
-            self._windows.finished(ended.fingerprint, ended.purpose, ended.step)
-        elif kind == "GraphCaptured" and not event.cache_hit:  # type: ignore[attr-defined]
-            self._windows.begin()
-        if len(self._noted) >= _MAX_NOTES:
+        """Take note of an event, on the thread that sends it: little may be done here."""
+        notes = self._notes
+        if len(notes) >= _MAX_NOTES:
             self.dropped += 1
             return
-        self._noted.append(
-            host.Noted(event, time.perf_counter_ns(), threading.get_ident())
-        )
-        if kind == "BarrierFinished":
-            self._windows.barrier_ended()
+        notes.append((event, _now(), _thread()))
+        take = self._takes.get(event.__class__.__name__)
+        if take is not None:
+            take(event)
+
+    def _captured(self, event: Any) -> None:
+        if not event.cache_hit:
+            self._windows.begin()
+
+    @cached_property
+    def _noted(self) -> list[Noted]:
+        return [host.Noted(*note) for note in self._notes]
 
     # -------------------------------------------------------------------- what it says
 
@@ -228,6 +235,14 @@ class Profile(Displayed):
     @cached_property
     def _device(self) -> DeviceTime:
         self._require_end()
+        if self._windows.fault:
+            return device.untraced_time(
+                [
+                    (event, now)
+                    for event, now, _ in self._noted
+                    if type(event).__name__ == "ExecuteFinished"
+                ]
+            )
         launches = [
             device.launch_of(event)
             for event, _, _ in self._noted
@@ -307,7 +322,7 @@ class Profile(Displayed):
     def _busy_between(self, start: int, end: int) -> int:
         return host.overlap_ns(self._device.busy, start, end)
 
-    @property
+    @cached_property
     def advice(self) -> tuple[str, ...]:
         """What would make a step shorter, in sentences; empty where little would."""
         every = [each.sentence for each in self.inputs]
@@ -357,6 +372,14 @@ class Profile(Displayed):
             "dropped": self.dropped,
         }
 
+    def diff(self, before: profile_diff.Profiled) -> profile_diff.ProfileDiff:
+        """Return what a step takes now and took before, step by step and line by line.
+
+        Args:
+            before: An earlier profile of the loop, also one read back from a file.
+        """
+        return profile_diff.ProfileDiff(before, self)
+
     def save(self, path: str | Path) -> Path:
         """Write it as JSON and return the path; `load` reads it.
 
@@ -388,6 +411,8 @@ class Profile(Displayed):
                 found.__dict__[name] = tuple(map(partial(_restored, kind), data[name]))
             for name in ("start_ns", "end_ns", "device_ns", "parts", "dropped"):
                 found.__dict__[name] = data[name]
+            found.__dict__["advice"] = tuple(data["advice"])
+            found.__dict__["inputs"] = found.__dict__["reads"] = ()
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = getattr(error, "strerror", None) or repr(error)
             raise ProfileError(
@@ -414,7 +439,7 @@ class Profile(Displayed):
         longest = max(self.gaps, key=lambda gap: gap.duration_ns, default=None)
         if longest is not None:
             parts.append(Sentence(f"The longest: {longest.sentence}"))
-        parts += [Sentence(words) for words in self._notes() if words]
+        parts += [Sentence(words) for words in self._remarks() if words]
         if self.steps:
             parts.append(
                 Fold(
@@ -491,7 +516,7 @@ class Profile(Displayed):
             f"{text.share(self.device_ns, self.duration_ns)} of it; the host: {shares}"
         )
 
-    def _notes(self) -> list[str]:
+    def _remarks(self) -> list[str]:
         """Return what keeps recording and execution apart, the trend, and what is not known."""
         found = []
         if self.waits:
@@ -515,7 +540,10 @@ class Profile(Displayed):
                 f"{text.share(last)} in the last."
             )
         if self._windows.fault:
-            found.append(f"The device's time is not known: {self._windows.fault}")
+            found.append(
+                "The device's time is known by its executions only, not by line: "
+                f"{self._windows.fault}"
+            )
         if self.dropped:
             found.append(f"{self.dropped:,} events were too many to keep.")
         return found

@@ -343,7 +343,9 @@ def _restored(data: dict[str, Any]) -> tuple[list[CellTime], list[Span]]:
 def _counts(spans: Sequence[Span]) -> Iterator[Part]:
     """Yield what made barriers, what was compiled and why, and what ran on the CPU."""
     barriers = Counter(
-        (s.kind, s.name, s.site) for s in spans if s.kind.endswith("barrier")
+        (s.kind, s.name, s.site)
+        for s in spans
+        if s.kind.endswith("barrier") or s.kind == "cut"
     )
     if barriers:
         rows = [(times, *what) for what, times in barriers.most_common(_MAX_ROWS)]

@@ -6,13 +6,16 @@ import anywidget
 
 
 def watched_widgets(monkeypatch):
-    """Return the list into which every widget goes that is made from now on."""
+    """Return the list into which every widget goes that is made from now on, and shows something."""
     made = []
     start = anywidget.AnyWidget.__init__
 
     def note(self, *args, **kwargs):
         start(self, *args, **kwargs)
-        made.append(self)
+        if (
+            type(self).__name__ != "CopyLines"
+        ):  # see test_profile_capture for what it asks
+            made.append(self)
 
     monkeypatch.setattr(anywidget.AnyWidget, "__init__", note)
     return made

@@ -216,6 +216,7 @@ def timeline_of(text):
             "closure",
             "barrier",
             "implicit barrier",
+            "cut",
             "look",
             "fallback",
             "dropped",

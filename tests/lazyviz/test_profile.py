@@ -302,3 +302,20 @@ def test_a_roofline_says_what_bounds_each_line(taken):
     assert reach.roof(1e-9) == pytest.approx(1e-9 * reach.bytes_per_ns)
     assert f"{reach.flops_per_ns:.1f} GFLOP/s" in shown
     assert "memory" in shown or "compute" in shown
+
+
+def test_where_another_trace_is_taken_the_ends_of_executions_stand_for_the_devices_time(
+    tmp_path,
+):
+    import jax
+
+    x = matrix(64)
+    lazyrt.wait()
+    with jax.profiler.trace(str(tmp_path)), lazyviz.profile() as profile:
+        for _ in range(2):
+            y = x @ x  # noqa: F841 - what the barrier runs
+            lazyrt.mark_step()
+
+    assert profile.lines == ()
+    assert profile.device_ns > 0
+    assert "end the other one first" in str(profile)

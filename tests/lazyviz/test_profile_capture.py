@@ -139,6 +139,46 @@ def test_a_profile_changes_neither_graph_nor_count_nor_random_numbers(lab):
     assert run("%%lazy profile --steps 2") == plain
 
 
+@pytest.mark.not_eager("counts executions of whole steps")
+def test_the_button_of_a_strip_profiles_the_next_step_and_changes_nothing(lab):
+    from lazyviz.widgets import CopyLines
+
+    def run(before):
+        lab.run_cell("torch.manual_seed(7)\nx = torch.ones(4, device='lazyrt')")
+        lazyrt.mark_step()
+        lazyrt.reset_counters()
+        waiting = before()
+        for _ in range(40):
+            lab.run_cell(
+                "with lazyrt.step():\n    x = x * torch.rand(4, device='lazyrt')"
+            )
+            if not waiting or waiting.wait(0.05):
+                break
+        counts = lazyrt.counters()
+        return counts["executions"], counts["compiles"]
+
+    sent, told = [], threading.Event()
+    button = CopyLines()
+    button.send = lambda message: (sent.append(message), told.set())
+
+    def press():
+        button._handle_custom_msg({"kind": "capture"}, [])
+        threading.Event().wait(0.3)  # the profile has begun
+        return told
+
+    run(lambda: None)
+    run(lambda: None)
+    executions, compiles = run(press)
+
+    assert told.wait(60)
+    (message,) = sent
+    assert (message["kind"], message["steps"]) == ("captured", 1)
+    assert "profile of" in message["html"]
+    assert executions >= 1
+    assert compiles == 0
+    button.close()
+
+
 # ------------------------------------------------------------------ what just happened
 
 

@@ -166,3 +166,32 @@ def test_an_empty_session_says_so():
 
     assert timeline_svg(empty) == ""
     assert timeline_tables(empty).to_text().startswith("Nothing has happened")
+
+
+CUT = (
+    span("step", "block", 0, 60, "step Training_Step 1"),
+    span("step", "scope", 5, 40, "forward"),
+    span("step", "cut", 20, 22, "read by .item() of h", site="cell 3 line 8"),
+    span("step", "scope", 42, 58, "backward"),
+)
+
+
+def test_a_graph_break_splits_the_bars_around_it_and_is_marked():
+    svg = timeline_svg(TimelineView(cells=[CELL], spans=CUT))
+    shown = titles(svg)
+
+    assert "forward, part 1 of 2 · 17 ms" in shown
+    assert "forward, part 2 of 2 · 18 ms" in shown
+    assert "step Training_Step 1, part 1 of 2 · 22 ms" in shown
+    assert "backward · 16 ms" in shown
+    assert "read by .item() of h · 2.0 ms · cell 3 line 8" in shown
+    assert "graph break" in svg  # in the legend
+
+
+def test_graph_breaks_are_counted_by_scope_with_what_they_took():
+    shown = timeline_tables(TimelineView(cells=[CELL], spans=CUT)).to_text()
+
+    lines = [line.split("  ") for line in shown.splitlines() if "by .item()" in line]
+    first = [cell.strip() for cell in lines[0] if cell.strip()]
+    assert first == ["forward", "read by .item() of h", "cell 3 line 8", "1", "2.0 ms"]
+    assert "graph breaks" not in timeline_tables(VIEW).to_text()

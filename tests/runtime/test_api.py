@@ -25,6 +25,7 @@ NAMES = [
     "LiveReport",
     "LiveTensor",
     "Mesh",
+    "ProfilerServer",
     "activity",
     "add_step_closure",
     "background_flush",

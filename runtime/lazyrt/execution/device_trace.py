@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from lazyrt import jax_compat
 from lazyrt.closing import Closing
-from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
 from lazyrt.lowering.hlo_places import compiled_text
 
@@ -22,27 +21,35 @@ class DeviceTrace(Closing):
 
     Attributes:
         data: The trace as bytes of an XSpace proto; empty until it is closed.
+        fault: Why there is no trace; empty if there is one. jax says so at the end of it.
         epoch_ns: What to add to a time of `time.perf_counter_ns` to get nanoseconds since 1970,
             as the trace counts them.
     """
 
     def __init__(self) -> None:
         self.data = b""
+        self.fault = ""
         self.epoch_ns = _epoch_ns()
         self._end: Callable[[], bytes] | None = None
         try:
             self._end = jax_compat.start_device_trace()
         except RuntimeError as error:
-            raise UsageError(
-                f"no trace of the device can be taken: {error}. There is one at a time: end the "
-                "other one first (jax.profiler.stop_trace(), or the end of its block)."
-            ) from error
+            self.fault = _fault(error)
 
     def close(self) -> None:
         """End the trace; closing twice is harmless."""
         end, self._end = self._end, None
-        if end is not None:
-            self.data = end()
+        try:
+            self.data = end() if end is not None else self.data
+        except RuntimeError as error:
+            self.fault = _fault(error)
+
+
+def _fault(error: RuntimeError) -> str:
+    return (
+        f"no trace of the device was taken: {str(error).rstrip('.')}. There is one at a time: end the other one "
+        "first (jax.profiler.stop_trace(), or the end of its block)."
+    )
 
 
 def _epoch_ns() -> int:
@@ -60,10 +67,7 @@ def device_trace() -> DeviceTrace:
     """Trace what the device runs, instruction by instruction, from now on.
 
     Returns:
-        Close it, or use it in `with`, to stop; then it has the trace.
-
-    Raises:
-        UsageError: Another trace is being taken.
+        Close it, or use it in `with`, to stop; then it has the trace, or why there is none.
     """
     return DeviceTrace()
 

@@ -1,0 +1,122 @@
+"""Two profiles side by side: aligned by step, with the line that made the difference."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import lazyrt
+import lazyviz
+from lazyviz.timing.device_time import LineTime
+from lazyviz.timing.gaps import Gap, StepTime
+from lazyviz.timing.profile import Profile
+from lazyviz.timing.profile_diff import ProfileDiff
+
+MS = 1_000_000
+
+
+@dataclass
+class Known:
+    """A profile whose figures are known."""
+
+    steps: tuple
+    gaps: tuple = ()
+    lines: tuple = ()
+
+
+def steps(*lengths, name="train", first=0, numbered=True):
+    return tuple(
+        StepTime(
+            number=10 + k,
+            name=name,
+            step_num=first + k if numbered else None,
+            duration_ns=length * MS,
+            busy_ns=length * MS // 2,
+        )
+        for k, length in enumerate(lengths)
+    )
+
+
+def gap(line, length):
+    return Gap(
+        start_ns=0, duration_ns=length * MS, file="train.py", line=line, function="f"
+    )
+
+
+def device(line, length):
+    return LineTime(
+        file="train.py", line=line, device_ns=length * MS, forward_ns=length * MS
+    )
+
+
+def test_the_line_that_made_the_difference_is_named():
+    before = Known(steps(60, 60), (gap(7, 10), gap(7, 10), gap(9, 4)), (device(3, 20),))
+    after = Known(steps(50, 50), (gap(9, 6),), (device(3, 22),))
+
+    found = ProfileDiff(before, after)
+
+    assert (found.before_ns, found.after_ns) == (60 * MS, 50 * MS)
+    assert found.sentence == (
+        "A step takes 50 ms, was 60 ms (-17 %), over 2 steps of both. Most of it: train.py:7 "
+        "waits 0 ns a step, was 10 ms."
+    )
+    top = found.changes[0]
+    assert (top.what, top.at, top.change_ns) == ("waits", "train.py:7", -10 * MS)
+    assert "+1.0 ms" in found.text()  # both others by one millisecond more
+
+
+def test_steps_are_aligned_by_the_users_number():
+    found = ProfileDiff(Known(steps(1, 2, 3, first=0)), Known(steps(20, 30, first=1)))
+
+    assert [(p.before.step_num, p.after.step_num) for p in found.pairs] == [
+        (1, 1),
+        (2, 2),
+    ]
+
+
+def test_steps_without_numbers_are_aligned_in_order_within_their_name():
+    before = (*steps(1, name="eval", numbered=False), *steps(2, 3, numbered=False))
+    after = steps(20, 30, 40, numbered=False)
+
+    found = ProfileDiff(Known(before), Known(after))
+
+    assert [(p.before.duration_ns, p.after.duration_ns) for p in found.pairs] == [
+        (2 * MS, 20 * MS),
+        (3 * MS, 30 * MS),
+    ]
+
+
+def test_profiles_of_different_steps_say_so():
+    found = ProfileDiff(Known(steps(1, name="train")), Known(steps(1, name="eval")))
+
+    assert found.sentence.startswith("No step is in both profiles")
+    assert found.text() == found.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.lazy_only("it is about steps of one execution")
+def test_a_line_that_waits_longer_is_found_in_two_profiles_of_a_loop(tmp_path):
+    x = torch.ones(8, device="lazyrt")
+
+    def loop(seconds):
+        nonlocal x
+        for k in range(6):
+            with lazyrt.step("train", k):
+                x = x * 2
+                time.sleep(seconds)  # here
+                x = x + 1
+
+    loop(0)
+    with lazyviz.profile() as before:
+        loop(0.005)
+    with lazyviz.profile() as after:
+        loop(0.04)
+    line = loop.__code__.co_firstlineno + 5
+
+    found = after.diff(Profile.load(before.save(tmp_path / "before.json")))
+
+    assert len(found.pairs) == 6
+    assert f"Most of it: test_profile_diff.py:{line} waits" in found.sentence
+    assert found.changes[0].change_ns == pytest.approx(35 * MS, rel=0.2)
+    assert "lazyviz-profile-diff" in found.to_html()
