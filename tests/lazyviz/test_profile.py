@@ -234,7 +234,9 @@ def test_a_fusion_is_shared_by_the_work_of_what_it_holds():
     shares = {place.line: share for place, share in program.shares("fusion.1").items()}
 
     assert shares == {3: pytest.approx(70 / 71), 4: pytest.approx(1 / 71)}
-    assert program.cost("fusion.1") == (2000.0, 8000.0)
+    flops = {place.line: n for place, n in program.operations("fusion.1").items()}
+    assert flops == {3: 1000.0, 4: 1000.0}
+    assert program.bytes_moved("fusion.1") == 8000.0
     assert program.shares("unknown") == {device_time.Place(): 1.0}
 
 
