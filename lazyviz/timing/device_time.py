@@ -265,6 +265,7 @@ class Program:
         self._origins = _by_label(nodes)
         self._found: dict[str, tuple[Graph, int]] = {}
         self._shares: dict[str, dict[Place, float]] = {}
+        self._operations: dict[str, dict[Place, float]] = {}
         stack, seen = [lazygraph.parse(text)], set[str]()
         while stack:
             graph = stack.pop()
@@ -348,19 +349,29 @@ class Program:
         op = origin.op_name.removesuffix(_BACKWARD)
         return {Place(site[1], int(site[2]), None, origin.scope, op, part): 1.0}
 
-    def cost(self, name: str) -> tuple[float, float]:
-        """Return the floating-point operations of an instruction and the bytes that it moves."""
+    def operations(self, name: str) -> dict[Place, float]:
+        """Return the floating-point operations of an instruction by place."""
+        known = self._operations.get(name)
+        if known is not None:
+            return known
+        found = self._operations[name] = defaultdict(float)
+        if name in self._found:
+            for inner, k, _ in self._work(*self._found[name]):
+                if inner.ops[k] in _FREE:
+                    continue
+                for where, part in self._places(inner, k).items():
+                    found[where] += part * _flops(inner, k)
+        return found
+
+    def bytes_moved(self, name: str) -> float:
+        """Return the bytes that an instruction reads and writes."""
         if name not in self._found:
-            return 0.0, 0.0
+            return 0.0
         graph, node = self._found[name]
         nbytes = type_bytes(graph.types[node])
-        nbytes += sum(type_bytes(graph.types[k]) for k in graph.operands[node])
-        count = sum(
-            _flops(inner, k)
-            for inner, k, _ in self._work(graph, node)
-            if inner.ops[k] not in _FREE
+        return float(
+            nbytes + sum(type_bytes(graph.types[k]) for k in graph.operands[node])
         )
-        return float(count), float(nbytes)
 
 
 def _readers(graph: Graph, node: int) -> list[int]:
@@ -723,12 +734,12 @@ class _WholeRun(NamedTuple):
         total = sum(usual[op] for op in self.spent) or 1.0
         for op in self.spent:
             ns = self.busy_ns * usual[op] / total
-            count, nbytes = self.program.cost(op)
+            nbytes = self.program.bytes_moved(op) * self.times[op]
             for where, share in self.program.shares(op).items():
-                sums = found[where]
-                sums[0] += ns * share
-                sums[1] += count * share * self.times[op]
-                sums[2] += nbytes * share * self.times[op]
+                found[where][0] += ns * share
+                found[where][2] += nbytes * share
+            for where, count in self.program.operations(op).items():
+                found[where][1] += count * self.times[op]
         return {**found}
 
 

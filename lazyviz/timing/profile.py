@@ -603,7 +603,7 @@ class Profile(Displayed):
                 text.share(each.duty_cycle),
                 text.share(each.overlap),
                 each.cause,
-                host.place(each.file, each.line),
+                host.place(each.file, each.line, each.cell),
             ]
             for each in self.steps[-_MAX_ROWS:]
         ]
