@@ -64,6 +64,9 @@ class Extension:
         """Take every hook away, the latest first."""
         while self._undo:
             self._undo.pop()()
+        capture = sys.modules.get("lazyviz.timing.capture")
+        if capture is not None:  # `%lazy profile on` listens until it is taken away
+            capture.end_rings()
         self.session.close()
 
     def _install(self) -> None:

@@ -232,7 +232,7 @@ def run_magic(rest: str) -> Profile | str:
     try:
         if words == ["off"]:
             was_on = bool(_rings)
-            _end_rings()
+            end_rings()
             return "Nothing is kept any more." if was_on else "Nothing was kept."
         if words[:1] == ["on"]:
             return _begin_ring(_seconds(" ".join(words[1:])) if words[1:] else RING_S)
@@ -249,7 +249,7 @@ def run_magic(rest: str) -> Profile | str:
 
 
 def _begin_ring(seconds: float) -> str:
-    _end_rings()
+    end_rings()
     _rings.append(Ring(seconds))
     _rings[0].start()
     return (
@@ -258,7 +258,8 @@ def _begin_ring(seconds: float) -> str:
     )
 
 
-def _end_rings() -> None:
+def end_rings() -> None:
+    """Keep the last seconds no more, as `%lazy profile off` does."""
     while _rings:
         _rings.pop().stop(wait=False)
 

@@ -27,7 +27,7 @@ def lab(shell):
     shell.run_line_magic("load_ext", "lazyviz")
     shell.run_cell("import lazyrt, torch, time\nx = torch.ones(4, device='lazyrt')")
     yield shell
-    capture._end_rings()
+    end_rings()
     shell.run_line_magic("unload_ext", "lazyviz")
 
 
@@ -180,6 +180,13 @@ def test_the_button_of_a_strip_profiles_the_next_step_and_changes_nothing(lab):
 
 
 # ------------------------------------------------------------------ what just happened
+
+
+def test_unloading_keeps_the_last_seconds_no_more(lab):
+    shown(lab, "%lazy profile on 60")
+    lab.run_line_magic("unload_ext", "lazyviz")
+    lab.run_line_magic("load_ext", "lazyviz")
+    assert shown(lab, "%lazy profile off") == "Nothing was kept."
 
 
 def test_the_last_seconds_are_shown_where_they_are_kept(lab):
