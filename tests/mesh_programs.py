@@ -301,6 +301,11 @@ def exchanges() -> None:
     pending = lazyrt.pending_graph(product).lower()
     found = [[c.kind, c.nbytes, c.devices, c.line] for c in pending.collectives()]
     tell("collectives", found)
+    gathered = lazyrt.pending_graph(w.cumsum(1)).lower().collectives()
+    told = [
+        [c.kind, c.tensor, c.why, c.fix] for c in (*pending.collectives(), *gathered)
+    ]
+    tell("reasons", told)
     tell("compiles for them", (lazyrt.counters() - before)["compiles"])
 
 

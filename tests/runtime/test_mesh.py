@@ -114,6 +114,19 @@ def test_collectives_have_size_and_line(small):
     assert small["compiles for them"] == 0
 
 
+def test_collectives_say_why_data_moves_and_what_to_do(small):
+    added, *moved = small["reasons"]
+
+    assert added == ["all-reduce", "", "each device has added up its own part: the sum is over all", ""]  # fmt: skip
+    assert moved
+    for _, tensor, why, fix in moved:
+        assert tensor == "input 0 (f32[8,8])"
+        assert why.startswith(
+            "`input 0 (f32[8,8])` is split (None, 'model') over data = 4"
+        )
+        assert fix.startswith("split it as its readers do")
+
+
 def test_an_executable_for_a_mesh_comes_from_disk(small):
     assert small["disk"] == [0, True]
 
