@@ -296,6 +296,9 @@ def reasons() -> None:
 def exchanges() -> None:
     """What the devices exchange has its line."""
     w, v = _split(None, "model"), _split("model")
+    live = lazyrt.live_tensors_report(namespace={"w": w, "v": v})
+    own = [row.by_device for row in live.rows if row.name in {"w", "v"}]
+    tell("bytes", [live.summary, own])
     product = w @ v
     before = lazyrt.counters()
     pending = lazyrt.pending_graph(product).lower()

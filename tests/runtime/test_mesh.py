@@ -114,6 +114,13 @@ def test_collectives_have_size_and_line(small):
     assert small["compiles for them"] == 0
 
 
+def test_live_tensors_have_their_bytes_on_each_device(small):
+    summary, own = small["bytes"]
+
+    assert own == [{str(device): 128 for device in range(8)}] * 2  # 256 bytes over two
+    assert re.search(r" on each of 8 devices", summary)
+
+
 def test_collectives_say_why_data_moves_and_what_to_do(small):
     added, *moved = small["reasons"]
 
