@@ -218,7 +218,7 @@ def test_a_rank_reads_what_depends_on_groups_that_are_not_its_own(
         canonicalise([_value(_all_reduce(torch.ones(4).to("lazyrt")))]), ""
     )
     own = guard._digests[_WORLD]
-    others = {
+    others: dict[int, dict[tuple[int, ...], tuple[int, str]]] = {
         1: {_WORLD: (1, own), (1, 3): (1, "one")},
         3: {(1, 3): (1, "other")},
     }
