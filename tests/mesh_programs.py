@@ -296,11 +296,19 @@ def reasons() -> None:
 def exchanges() -> None:
     """What the devices exchange has its line."""
     w, v = _split(None, "model"), _split("model")
+    live = lazyrt.live_tensors_report(namespace={"w": w, "v": v})
+    own = [row.by_device for row in live.rows if row.name in {"w", "v"}]
+    tell("bytes", [live.summary, own])
     product = w @ v
     before = lazyrt.counters()
     pending = lazyrt.pending_graph(product).lower()
     found = [[c.kind, c.nbytes, c.devices, c.line] for c in pending.collectives()]
     tell("collectives", found)
+    gathered = lazyrt.pending_graph(w.cumsum(1)).lower().collectives()
+    told = [
+        [c.kind, c.tensor, c.why, c.fix] for c in (*pending.collectives(), *gathered)
+    ]
+    tell("reasons", told)
     tell("compiles for them", (lazyrt.counters() - before)["compiles"])
 
 

@@ -134,7 +134,7 @@ class Launched(Evidence):
         parts: list[Any] = [Table(header, rows)]
         for rank, printed in enumerate(self.outputs):
             if printed.strip():
-                parts.append(Line(textwrap.indent(printed.rstrip(), f"[{rank}] ")))
+                parts.append(Code(textwrap.indent(printed.rstrip(), f"[{rank}] ")))
         said: dict[str, list[str]] = {}
         for rank, error in enumerate(self.errors):
             if error:

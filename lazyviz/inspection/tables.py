@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
     from lazyviz.timing.history import StepRow
 
-
+_REASONS = 8  # of collectives, the largest first
 _COUNTERS = (
     ("compiles", "compile", "compiles"),
     ("executions", "execution", "executions"),
@@ -147,12 +147,24 @@ def collectives(found: Sequence[Any], name: str) -> Doc:
         for each in sorted(found, key=lambda each: -each.nbytes)
     ]
     total = text.size(sum(each.nbytes for each in found))
+    said: dict[tuple[str, str, str], list[Any]] = {}
+    for each in sorted(found, key=lambda each: -each.nbytes):
+        if each.why:
+            said.setdefault((each.line, each.why, each.fix), []).append(each)
+    reasons: list[Part] = []
+    for (line, why, fix), those in list(said.items())[:_REASONS]:
+        kinds = " and ".join(dict.fromkeys(each.kind for each in those))
+        size = text.size(sum(each.nbytes for each in those))
+        where = f" at {line.rpartition('/')[2]}" if line else ""
+        reasons.append(Line(f"{kinds} of {size}{where}: {why}"))
+        reasons += [Advice("mend", fix)] if fix else []
     return Doc(
         [
             Line(
                 f"{name}: {text.plural(len(found), 'collective')}, {total} on each device"
             ),
             Table(["kind", "type", "size", "devices", "at", "scope"], rows),
+            *reasons,
         ]
     )
 

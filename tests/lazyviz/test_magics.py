@@ -148,6 +148,23 @@ def test_collectives_are_listed_with_the_largest_first():
     assert "a.py:1" in lines[-1]
 
 
+def test_collectives_of_one_reason_are_explained_together():
+    why, fix = (
+        "`w` is split ('data', None), and what reads it needs it whole",
+        "leave it",
+    )
+    found = [
+        Collective(kind=kind, type="f32[8]", nbytes=32, devices=2, line="/home/me/a.py:2", scope="",
+                   tensor="w", why=why, fix=fix)
+        for kind in ("all-gather", "all-to-all")
+    ]  # fmt: skip
+
+    lines = tables.collectives(found, "step 3").to_text().splitlines()
+
+    assert lines[-2] == f"all-gather and all-to-all of 64 bytes at a.py:2: {why}"
+    assert lines[-1].split() == ["mend:", "leave", "it"]
+
+
 def test_a_tensor_shows_what_its_step_ran_for_it(lab):
     run(lab, "y = x + 1\nz = y * 2\nother = x - 1\nlazyrt.mark_step()")
 

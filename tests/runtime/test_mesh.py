@@ -114,6 +114,26 @@ def test_collectives_have_size_and_line(small):
     assert small["compiles for them"] == 0
 
 
+def test_live_tensors_have_their_bytes_on_each_device(small):
+    summary, own = small["bytes"]
+
+    assert own == [{str(device): 128 for device in range(8)}] * 2  # 256 bytes over two
+    assert re.search(r" on each of 8 devices", summary)
+
+
+def test_collectives_say_why_data_moves_and_what_to_do(small):
+    added, *moved = small["reasons"]
+
+    assert added == ["all-reduce", "", "each device has added up its own part: the sum is over all", ""]  # fmt: skip
+    assert moved
+    for _, tensor, why, fix in moved:
+        assert tensor == "input 0 (f32[8,8])"
+        assert why.startswith(
+            "`input 0 (f32[8,8])` is split (None, 'model') over data = 4"
+        )
+        assert fix.startswith("split it as its readers do")
+
+
 def test_an_executable_for_a_mesh_comes_from_disk(small):
     assert small["disk"] == [0, True]
 

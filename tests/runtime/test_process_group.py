@@ -202,6 +202,35 @@ def test_equal_collectives_are_launched_whatever_else_the_ranks_compute(
     assert executable.launches == 1
 
 
+def test_the_guard_can_be_switched_off(world: replicas.World) -> None:
+    executable = _program()
+    with lazyrt.config.scoped(replica_guard=False):
+        executable.launch([])  # no other rank has come
+    assert executable.launches == 1
+
+
+def test_a_rank_reads_what_depends_on_groups_that_are_not_its_own(
+    world: replicas.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_DEAD_S", 0.01)  # the others publish no program
+    executable = _program()
+    guard = replicas._Guard(
+        canonicalise([_value(_all_reduce(torch.ones(4).to("lazyrt")))]), ""
+    )
+    own = guard._digests[_WORLD]
+    others: dict[int, dict[tuple[int, ...], tuple[int, str]]] = {
+        1: {_WORLD: (1, own), (1, 3): (1, "one")},
+        3: {(1, 3): (1, "other")},
+    }
+    for rank, digests in others.items():
+        said = replicas._Launch(rank, digests, "2 ops", "mark_step()", "b.py:7")
+        world.store.multi_set(said.keys, [str(said)] * len(said.keys))
+
+    with pytest.raises(ReplicaError, match=r"rank 3: 2 ops, mark_step\(\) at b.py:7"):
+        executable.launch([])
+    assert executable.launches == 0
+
+
 def test_a_look_that_needs_other_ranks_is_refused_with_the_line(
     world: replicas.World,
 ) -> None:

@@ -31,6 +31,7 @@ from lazyrt.frontend.referrers import (
     Held,
     holders_of_buffers,
 )
+from lazyrt.ir import sharding
 from lazyrt.ir.costs import ancestor_counts, ancestors
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
@@ -86,6 +87,7 @@ class LiveRow:
         kept: For each holder that is an item of a collection, the line that puts it there.
         same_memory_as: The name of an older tensor whose memory it has as well, which is so until
             a step writes to one of them; empty where the memory is its own.
+        by_device: How many bytes of its data each device has, by the device's number.
     """
 
     id: int
@@ -104,6 +106,7 @@ class LiveRow:
     growth: int = 0
     kept: tuple[SourceLocation | None, ...] = ()
     same_memory_as: str = ""
+    by_device: Mapping[int, int] = field(default_factory=dict)
     _value: Value | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -292,6 +295,17 @@ class LiveReport:
         return sum(row.nbytes for row in self.rows if not row.same_memory_as)
 
     @property
+    def by_device(self) -> dict[int, int]:
+        """How many bytes of the listed tensors each device has; empty without a mesh."""
+        found: dict[int, int] = {}
+        for row in self.rows:
+            for device, nbytes in (
+                row.by_device.items() if not row.same_memory_as else ()
+            ):
+                found[device] = found.get(device, 0) + nbytes
+        return dict(sorted(found.items()))
+
+    @property
     def summary(self) -> str:
         """One line of totals."""
         waiting = [row for row in self.rows if row.is_pending]
@@ -299,6 +313,11 @@ class LiveReport:
         if waiting:
             nbytes = size_text(sum(row.nbytes for row in waiting))
             parts.append(f"{len(waiting):,} pending, {nbytes}")
+        devices = self.by_device.values()
+        if len(devices) > 1:
+            least, most = size_text(min(devices)), size_text(max(devices))
+            size = most if least == most else f"{least} to {most}"
+            parts.append(f"{size} on each of {len(devices)} devices")
         if self.left_out:
             parts.append(
                 f"{self.left_out:,} more that need at most {plural(self.threshold, 'pending op')} "
@@ -808,6 +827,7 @@ def _row(buffer: Buffer, value: Value | None, nodes: int, held: Held) -> LiveRow
         site=made_at or (provenance.site if provenance is not None else None),
         frames=provenance.stack if provenance is not None else (),
         holders=held.places,
+        by_device=sharding.bytes_by_device(buffer.data) if sharding.in_use else {},
         _value=value,
     )
 

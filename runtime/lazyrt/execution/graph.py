@@ -108,6 +108,10 @@ class Collective(Readable):
         devices: How many exchange with each other; 0 where the program does not say.
         line: The user's line that it comes from; empty where unknown.
         scope: The module that recorded it.
+        tensor: The input of the program that it moves, or that alone leads to what it moves; empty
+            where several do.
+        why: Why data moves; empty where the program itself asks for it.
+        fix: What to do about it; empty where it is what the shardings cost.
     """
 
     kind: str
@@ -116,12 +120,19 @@ class Collective(Readable):
     devices: int
     line: str
     scope: str
+    tensor: str = ""
+    why: str = ""
+    fix: str = ""
 
 
 _COLLECTIVES = frozenset((
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
     "collective-broadcast", "ragged-all-to-all",
 ))  # fmt: skip
+_MOVES = _COLLECTIVES - {"all-reduce", "reduce-scatter"}
+_INPUT = re.compile(
+    r"(%[\w.-]+) = \S+ parameter\((\d+)\)(?:[^\n]*?op_name=\"([^\"]*)\")?"
+)
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
 _MESH = re.compile(r"replica_groups=mesh\[([^]]*)\]")
 _NAMED = re.compile(r"\{((?:'\w+'(?:, ?)?)+)\}")
@@ -138,6 +149,68 @@ def _group_size(attributes: str) -> int:
     if found is None:
         return 0
     return int(found[2]) if found[2] else found[1].count(",") + 1
+
+
+def _collectives_in(text: str, graph: Canonical) -> tuple[Collective, ...]:
+    program = graph_of(text)
+    inputs = {
+        name: (int(number), called)
+        for name, number, called in _INPUT.findall(text[text.rfind("\nENTRY ") :])
+    }
+    sources: list[frozenset[tuple[int, str]]] = []  # inputs that each value comes from
+    found = []
+    for node in program:
+        if node.op == "parameter":
+            sources.append(frozenset({inputs.get(node.name, (-1, ""))}))
+        else:
+            sources.append(frozenset().union(*(sources[k] for k in node.operands)))
+        kind = node.op.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            tensor, why, fix = _reason(kind, sources[-1], graph)
+            found.append(
+                Collective(
+                    kind=kind,
+                    type=node.type,
+                    nbytes=type_bytes(node.type),
+                    devices=_group_size(node.attrs),
+                    line=node.site,
+                    scope=node.scope,
+                    tensor=tensor,
+                    why=why,
+                    fix=fix,
+                )
+            )
+    return tuple(found)
+
+
+def _reason(
+    kind: str, sources: frozenset[tuple[int, str]], graph: Canonical
+) -> tuple[str, str, str]:
+    """Return the input that a collective moves, why it does, and what to do about it."""
+    if mesh_of(graph) is None:  # the program has called it
+        return "", "", ""
+    if kind not in _MOVES:
+        return "", "each device has added up its own part: the sum is over all", ""
+    number, called = next(iter(sources)) if len(sources) == 1 else (-1, "")
+    leaf = graph.data[number] if 0 <= number < len(graph.data) else None
+    sharding = None if leaf is None else leaf.sharding
+    if leaf is None or sharding is None:
+        why = "a result is split otherwise than what reads it needs"
+        return (
+            "",
+            why,
+            "say how it is to be split: lazyrt.shard(t, mesh, spec) behind its line",
+        )
+    is_named = called and not called.startswith("args[")
+    name = (
+        called if is_named else f"input {number} ({type_text(leaf.shape, leaf.dtype)})"
+    )
+    need = "whole" if kind == "all-gather" else "in other parts"
+    why = f"`{name}` is split {sharding}, and what reads it needs it {need}"
+    fix = "split it as its readers do, by another dimension or axis"
+    if is_named:
+        fix += f"; or leave it whole: lazyrt.shard({name}, mesh, ())"
+    return name, why, fix
 
 
 class Computation:
@@ -196,18 +269,7 @@ class Computation:
         Of the executable that steps run, else of a copy that is compiled for the eye.
         """
         text = self.known_hlo() or self.as_text("hlo")
-        return tuple(
-            Collective(
-                kind=node.op.removesuffix("-start"),
-                type=node.type,
-                nbytes=type_bytes(node.type),
-                devices=_group_size(node.attrs),
-                line=node.site,
-                scope=node.scope,
-            )
-            for node in graph_of(text)
-            if node.op.removesuffix("-start") in _COLLECTIVES
-        )
+        return _collectives_in(text, self._graph.canonical)
 
     def estimate_compile_ns(self) -> int:
         """Return how long XLA takes for it, from the compiles of this process so far."""

@@ -150,6 +150,15 @@ def of_data(data: Any) -> Sharding | None:
     return _from_jax(found, data.ndim) if isinstance(found, NamedSharding) else None
 
 
+def bytes_by_device(data: Any) -> dict[int, int]:
+    """Return how many bytes of a device array each device has; empty for what is none."""
+    found = getattr(data, "sharding", None)
+    if found is None:
+        return {}
+    own = math.prod(found.shard_shape(data.shape)) * data.dtype.itemsize
+    return {device.id: own for device in found.device_set}
+
+
 def arranged(data: Any, sharding: Sharding | None) -> Any:
     """Return an array split in some way; None for the whole, wherever it is."""
     if of_data(data) == sharding:
