@@ -8,6 +8,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from benchmarks.devices import Device
@@ -86,11 +88,12 @@ class Training:
             name: tensor.to(device.torch_name) for name, tensor in make_batch().items()
         }
         parameters = self.model.parameters()
-        self.optimizer: torch.optim.Optimizer = (
-            torch.optim.AdamW(parameters, lr=1e-3)
-            if optimizer == "adamw"
-            else torch.optim.SGD(parameters, lr=1e-2)
-        )
+        makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+            "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-3),
+            "fused adamw": lambda: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+            "sgd": lambda: torch.optim.SGD(parameters, lr=1e-2),
+        }
+        self.optimizer = makers[optimizer]()
         device.mark_step()
         device.wait()
 

@@ -49,7 +49,8 @@ def run(options: Namespace) -> Report:
     with pool.open_peers(names) as peers:
         for peer in peers.values():
             if peer.name != "jax":
-                peer.ask("run", optimizer="adamw", steps=_WARM_UP)
+                for optimizer in _optimizers(peer):
+                    peer.ask("run", optimizer=optimizer, steps=_WARM_UP)
             if peer.name in {"jax", "lazyrt"}:
                 peer.ask("jax waiting", steps=_WARM_UP)
         for _ in range(options.rounds):
@@ -74,11 +75,19 @@ def run(options: Namespace) -> Report:
     )
 
 
+def _optimizers(peer: Peer) -> tuple[str, ...]:
+    """Return the optimizers that a peer trains with: a fused update is one op of torch's."""
+    if peer.name == "jax":
+        return ()
+    return ("adamw", "fused adamw") if peer.name in {"lazyrt", "eager"} else ("adamw",)
+
+
 def _take_turn(samples: Samples, peer: Peer, steps: int) -> None:
-    if peer.name != "jax":
-        _keep(samples, peer.name, peer.ask("waiting", optimizer="adamw", steps=steps))
-        pipelined = peer.ask("pipelined", optimizer="adamw", steps=_LOOP * steps)
-        _keep(samples, peer.name, {"pipelined": [pipelined]})
+    for optimizer in _optimizers(peer):
+        row = peer.name if optimizer == "adamw" else f"{peer.name}, {optimizer}"
+        _keep(samples, row, peer.ask("waiting", optimizer=optimizer, steps=steps))
+        pipelined = peer.ask("pipelined", optimizer=optimizer, steps=_LOOP * steps)
+        _keep(samples, row, {"pipelined": [pipelined]})
     if peer.name in {"jax", "lazyrt"}:
         row = _BY_HAND if peer.name == "jax" else _SAME_GRAPH
         _keep(samples, row, peer.ask("jax waiting", steps=steps))

@@ -7,7 +7,7 @@ import torch
 
 import lazyrt
 from lazyrt.execution import garbage
-from tests.harness import DEVICE, run_python
+from tests.harness import DEVICE, cold_start, run_python
 
 OPS = 600
 
@@ -52,7 +52,7 @@ def steps(count, **options):
 
 @pytest.mark.lazy_only("is about steps of many ops")
 def test_a_loop_of_steps_is_soon_looked_through_no_more(looks):
-    steps(8)
+    steps(12)
     looks.clear()
 
     x = steps(8)
@@ -63,7 +63,7 @@ def test_a_loop_of_steps_is_soon_looked_through_no_more(looks):
 
 @pytest.mark.lazy_only("is about steps of many ops")
 def test_the_threshold_stops_growing_when_a_step_fits_below_it(looks):
-    steps(8)
+    steps(12)
     reached = gc.get_threshold()
 
     steps(30)
@@ -78,6 +78,17 @@ def test_cycles_are_found_and_leave_the_threshold_as_it_is(looks):
 
     assert any(looks)
     assert gc.get_threshold()[0] <= 1_400
+
+
+def test_a_step_that_compiles_is_no_measure(looks):
+    cold_start()
+    looks.clear()
+
+    x = step(torch.zeros(5).to(DEVICE))
+
+    assert looks
+    assert gc.get_threshold()[0] <= 1_400
+    assert x.tolist() == [OPS] * 5
 
 
 def test_a_threshold_that_the_program_has_set_stays(looks):

@@ -33,10 +33,10 @@ def install() -> None:
 
 
 def _look(phase: str, info: Mapping[str, int]) -> None:
-    """Double the threshold when Python has looked in vain within two steps in a row, or twice in one.
+    """Double the threshold when Python has looked in vain within two steps in a row.
 
-    A step that fits below it has at most one such look, every now and then, so it grows to twice a
-    step's objects and no further.
+    A step that fits below it has such a look every now and then, so it grows to twice a step's
+    objects and no further. A single step may make many more, such as one that compiles.
     """
     global _threshold, _is_automatic, _in_vain
     threshold, *older = gc.get_threshold()
@@ -45,7 +45,7 @@ def _look(phase: str, info: Mapping[str, int]) -> None:
         return
     if not _is_automatic or info["collected"] or not pending.buffers:
         return
-    is_again = pending.number - _in_vain <= 1
+    is_again = pending.number - _in_vain == 1
     _in_vain = pending.number
     if is_again and threshold == _threshold > 0:
         _threshold = 2 * threshold
