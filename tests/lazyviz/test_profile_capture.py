@@ -27,7 +27,7 @@ def lab(shell):
     shell.run_line_magic("load_ext", "lazyviz")
     shell.run_cell("import lazyrt, torch, time\nx = torch.ones(4, device='lazyrt')")
     yield shell
-    end_rings()
+    capture.end_rings()
     shell.run_line_magic("unload_ext", "lazyviz")
 
 
