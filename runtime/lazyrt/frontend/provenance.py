@@ -732,11 +732,17 @@ def site_in(file: str, line: int, function: str) -> SourceLocation:
     return site
 
 
+def _compiled_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the program's own module, where `torch.compile` has made another one around it."""
+    inside = module._modules.get("_orig_mod")
+    return module if inside is None else inside
+
+
 def _path(modules: list[torch.nn.Module]) -> str:
     """Return the qualified name of the innermost module; `modules` is innermost first."""
     if not modules:
         return ""
-    root, inner = modules[-1], modules[0]
+    root, inner = map(_compiled_module, (modules[-1], modules[0]))
     if root is inner:
         return type(root).__name__
     names = _module_names.get(root)
