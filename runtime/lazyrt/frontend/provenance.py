@@ -516,7 +516,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     else:
         stack, module, compiled = walk.stack, walk.module, walk.compiled
     if compiled is not None:
-        return _of_compiled(compiled, stack)
+        return _of_compiled(compiled, stack, module)
     scope, name = active.labels()
     running = autograd_node()
     # Ops of one line follow each other, and have one provenance together.
@@ -611,24 +611,28 @@ def place(depth: int = 1) -> tuple[Any, ...]:
     return (*lines, path, "" if running is None else running[0])
 
 
-def _of_compiled(compiled: Original, around: tuple[SourceLocation, ...]) -> Provenance:
+def _of_compiled(
+    compiled: Original, around: tuple[SourceLocation, ...], called: str
+) -> Provenance:
     """Return the provenance of an op of a compiled graph.
 
     Args:
         compiled: Where the op stands in the function that was compiled.
         around: The user's frames around the call of the graph, the outermost first.
+        called: The module whose call ran the graph: that of ops in no module that it calls.
     """
     scope, name = active.labels()
+    module = compiled.module or called
     inner = tuple(map(_with_cell, filter(_is_users, compiled.stack)))
     stack = (*around, *inner)[-_MAX_STACK:]
     site = stack[-1] if stack else None
     running = autograd_node()
     if running is None:
-        return Provenance(site, compiled.module, None, stack, scope, name)
-    forward = Provenance(site, compiled.module, None, stack, scope)
+        return Provenance(site, module, None, stack, scope, name)
+    forward = Provenance(site, module, None, stack, scope)
     called_at = around[-1] if around else site
     return Provenance(
-        called_at, compiled.module, BackwardOf(*running, forward), around, scope, name
+        called_at, module, BackwardOf(*running, forward), around, scope, name
     )
 
 
