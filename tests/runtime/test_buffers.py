@@ -1178,7 +1178,8 @@ def test_tied_weights_stay_tied_when_torch_cannot_swap_them():
 
 def test_hooks_of_parameters_move_with_their_module():
     def grads(device):
-        module, told = nn.Linear(2, 1), []
+        module: Any = nn.Linear(2, 1)
+        told: list[Any] = []
         nn.init.ones_(module.weight)
         doubling = module.weight.register_hook(lambda grad: grad * 2)
         telling = module.bias.register_post_accumulate_grad_hook(told.append)
