@@ -284,7 +284,9 @@ def convert(desk: Desk) -> str | None:
     scaled = t.detach().double() * 4
     if is_far_from(scaled, scaled.round()) and bool((scaled.abs() < _TOO_LARGE).all()):
         options.append(f"({name} * 4).to({desk.choose((torch.int64, torch.int16))})")
-    return str(desk.choose(options)) if options else None
+    # Raises, in every mode.
+    options.append(f"{name}.to(torch.int32) {desk.choose(('// 0', '% 0', '** -1'))}")
+    return str(desk.choose(options))
 
 
 def draw(desk: Desk) -> str | None:

@@ -1176,6 +1176,26 @@ def test_tied_weights_stay_tied_when_torch_cannot_swap_them():
     del reference
 
 
+def test_hooks_of_parameters_move_with_their_module():
+    def grads(device):
+        module: Any = nn.Linear(2, 1)
+        told: list[Any] = []
+        nn.init.ones_(module.weight)
+        doubling = module.weight.register_hook(lambda grad: grad * 2)
+        telling = module.bias.register_post_accumulate_grad_hook(told.append)
+        module = module.to(device)
+        found = []
+        for _ in range(2):
+            module.weight.grad = None
+            module(torch.ones(3, 2).to(device)).sum().backward()
+            found.append(module.weight.grad.tolist())
+            doubling.remove()
+            telling.remove()
+        return found, len(told)
+
+    assert grads(DEVICE) == grads("cpu") == ([[[6.0, 6.0]], [[3.0, 3.0]]], 1)
+
+
 def test_modules_move_with_their_buffers_dtype_and_gradients():
     model: Any = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model(torch.randn(4, 3)).sum().backward()

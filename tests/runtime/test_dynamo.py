@@ -564,7 +564,7 @@ def test_a_stage_that_torch_xlas_bridge_never_had_is_refused():
 @pytest.mark.lazy_only("is about what is recorded")
 def test_what_a_compile_leaves_as_garbage_is_no_result_of_the_step():
     def record_garbage():
-        made = [torch.ones(2).to(DEVICE) * 2]
+        made: list[Any] = [torch.ones(2).to(DEVICE) * 2]
         made.append(made)
         return weakref.ref(made[0])
 
@@ -597,3 +597,35 @@ def test_numbers_of_the_cpu_that_backward_reads_leave_each_call_a_look_up(monkey
         compiled(x).sum().backward()
         program(expected).sum().backward()
         assert_same(x.grad, expected.grad, 1e-6)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+        self.factor = 1.0
+
+    def forward(self, x):
+        return self.layer(x) * self.factor
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_a_number_that_torch_compile_takes_as_an_input_is_told_by_its_guard_alone():
+    cold_start()
+    model = Scaled().to(DEVICE)
+    compiled = torch.compile(model, backend="lazyrt")
+    for factor in (1.0, 2.0):
+        model.factor = factor
+        with lazyrt.step():
+            found = compiled(torch.ones(2, 3).to(DEVICE))
+            modules = {
+                node.op.name: node.provenance.module
+                for node in lazyrt.pending_graph(found).nodes
+                if node.op.name == "aten.mul.Tensor"
+            }
+        assert modules == {"aten.mul.Tensor": "Scaled"}
+
+    explanation = lazyrt.explain()
+
+    assert explanation is not None
+    assert "`self.factor` is 2.0, was 1.0" in str(explanation.causes[0])

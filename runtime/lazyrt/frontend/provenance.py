@@ -530,7 +530,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
         stack, module, compiled = walk.stack, walk.module, walk.compiled
         library = walk.library
     if compiled is not None:
-        return _of_compiled(compiled, stack)
+        return _of_compiled(compiled, stack, module)
     scope, name = active.labels()
     running = autograd_node()
     # Ops of one line follow each other, and have one provenance together.
@@ -628,14 +628,18 @@ def place(depth: int = 1) -> tuple[Any, ...]:
     return (*lines, path, "" if running is None else running[0])
 
 
-def _of_compiled(compiled: Original, around: tuple[SourceLocation, ...]) -> Provenance:
+def _of_compiled(
+    compiled: Original, around: tuple[SourceLocation, ...], called: str
+) -> Provenance:
     """Return the provenance of an op of a compiled graph.
 
     Args:
         compiled: Where the op stands in the function that was compiled.
         around: The user's frames around the call of the graph, the outermost first.
+        called: The module whose call ran the graph: that of ops in no module that it calls.
     """
     scope, name = active.labels()
+    module = compiled.module or called
     inner = tuple(map(_with_cell, filter(_is_users, compiled.stack)))
     stack = (*around, *inner)[-_MAX_STACK:]
     site = stack[-1] if stack else None
@@ -643,11 +647,11 @@ def _of_compiled(compiled: Original, around: tuple[SourceLocation, ...]) -> Prov
     innermost = compiled.stack[-1:]
     library = innermost[0] if innermost and is_packages(innermost[0].file) else None
     if running is None:
-        return Provenance(site, compiled.module, None, stack, scope, name, library)
-    forward = Provenance(site, compiled.module, None, stack, scope, "", library)
+        return Provenance(site, module, None, stack, scope, name, library)
+    forward = Provenance(site, module, None, stack, scope, "", library)
     called_at = around[-1] if around else site
     return Provenance(
-        called_at, compiled.module, BackwardOf(*running, forward), around, scope, name
+        called_at, module, BackwardOf(*running, forward), around, scope, name
     )
 
 
@@ -776,11 +780,17 @@ def module_classes() -> dict[str, str]:
     return {name: kind for name, kind in found.items() if name not in twice}
 
 
+def _compiled_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the program's own module, where `torch.compile` has made another one around it."""
+    inside = module._modules.get("_orig_mod")
+    return module if inside is None else inside
+
+
 def _path(modules: list[torch.nn.Module]) -> str:
     """Return the qualified name of the innermost module; `modules` is innermost first."""
     if not modules:
         return ""
-    root, inner = modules[-1], modules[0]
+    root, inner = map(_compiled_module, (modules[-1], modules[0]))
     if root is inner:
         return type(root).__name__
     names = _module_names.get(root)

@@ -889,11 +889,21 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
                 raise
             result = original(self, *args, **kwargs)
         _tie(tied)
+        for tensor in held:
+            _hook_again(tensor)
         for parameter in unshaped:
             parameter.__class__ = torch.nn.UninitializedParameter  # type: ignore[assignment]
         return result
 
     return convert
+
+
+def _hook_again(tensor: Any) -> None:
+    """Let a tensor's hooks act on what a swap has put below it; handles that remove them hold."""
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(tensor, name)
+        if hooks is not None:
+            setattr(tensor, name, hooks)
 
 
 class _Swapping:
