@@ -1,5 +1,5 @@
 # Targets for people; everything happens in a virtual environment, .venv.
-#   make tour    run the first notebook from top to bottom, write tour.html
+#   make tour    run the gallery from top to bottom, write tour.html
 #   make lab     open the notebooks in JupyterLab
 #   make test    the whole suite: tests, a share of them in each mode, notebooks, ruff, mypy
 #   make test-modes  all tests of the runtime in eager debug mode and op by op

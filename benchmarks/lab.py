@@ -18,6 +18,7 @@ SUMMARY = "from a key or a click to what the page shows, in JupyterLab in Chromi
 
 _OPEN_MS = 1_000.0
 _CLICK_MS = 150.0
+_UNFOLD_MS = 200.0
 _CLICKS = 8  # as many ops as are in view
 _CELLS = [
     "%load_ext lazyviz\nimport torch, lazyrt\nlazyrt.config.cache_dir = None",
@@ -50,6 +51,21 @@ _WATCH = """
     [...document.querySelectorAll(".lzg-panel")].pop().replaceChildren();
     window.lzStart = e.timeStamp; window.lzTook = null;
   }, true);
+}
+"""
+# From the second click to the frame in which the drawing with the opened box is painted.
+_TIME_UNFOLDING = """
+() => {
+  const host = [...document.querySelectorAll(".lzg-host")].pop();
+  window.lzUnfolded = 0;
+  let start = 0;
+  host.addEventListener("dblclick", (e) => { start = e.timeStamp; }, { capture: true, once: true });
+  const seen = new MutationObserver(() => {
+    if (!start) return;
+    seen.disconnect();
+    requestAnimationFrame(() => setTimeout(() => { window.lzUnfolded = performance.now() - start; }));
+  });
+  seen.observe(host, { childList: true });
 }
 """
 
@@ -88,15 +104,17 @@ class _Opened(NamedTuple):
         wall: From the key to the painted drawing.
         kernel: CPU time of the kernel's process, with the strip after the cell.
         page: CPU time of the page's main thread.
+        unfolded: From a double click on a folded box of it to the drawing with it open.
     """
 
     wall: float
     kernel: float
     page: float
+    unfolded: float
 
 
 def _measured(tab: Any, front: Any) -> tuple[_Opened, list[float]]:
-    wall = kernel = page = 0.0
+    wall = kernel = page = unfolded = 0.0
     session = tab.context.new_cdp_session(tab)
     session.send("Performance.enable")
     for index in range(len(_CELLS)):
@@ -108,6 +126,7 @@ def _measured(tab: Any, front: Any) -> tuple[_Opened, list[float]]:
         if index == _LARGE:
             wall = tab.evaluate("() => window.lzOpened")
             page = _thread_ms(session) - before
+            unfolded = _unfolded(tab, cell)
         if index == _TOLD:
             told = cell.locator(".jp-OutputArea-output", has_text="CPU").first
             kernel = float(told.inner_text().split()[1]) * 1e3
@@ -119,7 +138,18 @@ def _measured(tab: Any, front: Any) -> tuple[_Opened, list[float]]:
         boxes.nth(turn).click()
         tab.wait_for_function("() => window.lzTook > 0", timeout=60_000)
         clicks.append(tab.evaluate("() => window.lzTook"))
-    return _Opened(wall, kernel, page), clicks
+    return _Opened(wall, kernel, page, unfolded), clicks
+
+
+def _unfolded(tab: Any, view: Any) -> float:
+    """Return the milliseconds in which the box of a line opens where it stands."""
+    view.locator(".lzg[data-concurrent=true]").wait_for(timeout=30_000)
+    view.locator(".lzg-choices select").nth(1).select_option("line")
+    view.locator(".lzg-host g.g[data-b]").first.wait_for(timeout=30_000)
+    tab.evaluate(_TIME_UNFOLDING)
+    view.locator(".lzg-host g.g[data-b]").first.dblclick()
+    tab.wait_for_function("() => window.lzUnfolded > 0", timeout=60_000)
+    return float(tab.evaluate("() => window.lzUnfolded"))
 
 
 def _thread_ms(session: Any) -> float:
@@ -147,6 +177,12 @@ def _report(opened: _Opened, clicks: list[float]) -> Report:
             min(later),
             max(later),
         ],
+        [
+            "the box of a line of the large graph opens in place",
+            opened.unfolded,
+            None,
+            None,
+        ],
     ]
     goals = [
         ratio_goal(
@@ -157,6 +193,9 @@ def _report(opened: _Opened, clicks: list[float]) -> Report:
         ),
         ratio_goal(
             "click to panel, median", statistics.median(later), _CLICK_MS, " ms"
+        ),
+        ratio_goal(
+            "the box of a line opens in place", opened.unfolded, _UNFOLD_MS, " ms"
         ),
     ]
     table = Table("lab", ("", "median ms", "least", "most"), rows)

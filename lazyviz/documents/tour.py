@@ -1,4 +1,4 @@
-"""`python -m lazyviz tour`: run the first notebook and write it as one web page.
+"""`python -m lazyviz tour`: run the gallery, or another notebook, and write it as one web page.
 
 nbclient runs the cells in a kernel of their own, markdown-it-py renders the text between them.
 """
@@ -29,9 +29,11 @@ from lazyviz.render.html import markup, page_html, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_FIRST = Path("notebooks") / "01_first_look.ipynb"
+_FIRST = Path("notebooks") / "00_gallery.ipynb"
 _MAX_LINES = 14
 _MAX_TITLE = 60
+_LIVE = "application/vnd.jupyter.widget-view+json"
+_COPY = re.compile(r"<details(?= [^>]*><summary[^>]*>[^<]*, static copy</summary>)")
 _RICH = ("text/html", "image/svg+xml", "image/png", "image/jpeg", "text/markdown")
 _MAY_FAIL = frozenset({"raises-exception", "nbval-raises-exception"})
 _LINK = re.compile(r"https?:|[^:]*$", re.IGNORECASE)
@@ -269,13 +271,16 @@ def _section(number: int, source: str, outputs: Sequence[Any]) -> str:
 
 def _output_html(output: Any) -> str:
     data = output.get("data", {})
+    if _LIVE in data:  # its static copy stands above
+        return ""
     kind = next((kind for kind in _RICH if kind in data), "text/plain")
     content = data.get(kind) or _plain(output)
     if not content:
         return ""
     match kind:
         case "text/html" | "image/svg+xml":
-            return f'<div class="output">{content}</div>'
+            shown = _COPY.sub("<details open", content)
+            return f'<div class="output">{shown}</div>'
         case "image/png" | "image/jpeg":
             return f'<div class="output"><img alt="" src="data:{kind};base64,{content}"></div>'
         case "text/markdown":

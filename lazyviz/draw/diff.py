@@ -270,19 +270,19 @@ class Union:
         """
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
         follow: dict[Spot, None] = {}
+        first: set[Spot] = set()  # of the first place, on which a view opens
         for group in self.places:
             spots = self._connected(group.exemplar, max(4, budget // 3))
             own = [spot for spot in spots if spot in self.causes]
             follow |= dict.fromkeys(spot for spot in spots if spot not in self.causes)
             if not own or (chosen and len(chosen) + len(own) > budget):
                 continue
+            first = first or set(own)
             chosen |= dict.fromkeys(own, group.places)
-        drawn = self._with_context(chosen, set(chosen), budget)
+        drawn = self._with_context(chosen, first, budget)
         rest = [spot for spot in self.changes if spot not in self.causes]
         if len(drawn.boxes) + len(rest) <= _FEW:
-            return self._with_context(
-                chosen | dict.fromkeys(follow, 1), set(chosen), budget
-            )
+            return self._with_context(chosen | dict.fromkeys(follow, 1), first, budget)
         return self._with_follow_ups(drawn, budget)
 
     def _with_follow_ups(self, drawn: DrawGraph, budget: int) -> DrawGraph:

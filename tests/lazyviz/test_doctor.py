@@ -1,5 +1,6 @@
 """`%lazy doctor` and `python -m lazyviz doctor`: what is found, and what to do about it."""
 
+import importlib
 import importlib.metadata
 from types import SimpleNamespace
 
@@ -161,7 +162,7 @@ def test_the_command_ends_with_1_where_something_does_not_work(
     (tmp_path / "file").write_text("")
     with config.scoped(cache_dir=tmp_path / "file" / "cache"):
         assert main(["doctor"]) == 1
-    monkeypatch.setattr(doctor.importlib, "import_module", _refuse)
+    monkeypatch.setattr(importlib, "import_module", _refuse)
     assert doctor.main([]) == 1
 
     assert "ImportError: no wheel" in capsys.readouterr().out

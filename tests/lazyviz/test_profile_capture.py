@@ -159,7 +159,12 @@ def test_the_button_of_a_strip_profiles_the_next_step_and_changes_nothing(lab):
 
     sent, told = [], threading.Event()
     button = CopyLines()
-    button.send = lambda message: (sent.append(message), told.set())
+
+    def send(message):
+        sent.append(message)
+        told.set()
+
+    button.send = send
 
     def press():
         button._handle_custom_msg({"kind": "capture"}, [])
@@ -200,12 +205,13 @@ def test_the_last_seconds_are_shown_where_they_are_kept(lab):
 
 
 def test_what_is_older_than_asked_for_is_dropped():
+    x = torch.ones(4, device="lazyrt")
+
     def step(name):
         nonlocal x
         with lazyrt.step(name):
             x = x * 2
 
-    x = torch.ones(4, device="lazyrt")
     step("compiled")
     ring = capture.Ring(0.5)
     ring.start()
@@ -267,6 +273,7 @@ def child(tmp_path):
             env=os.environ | {"LAZYRT_COMPILE_TIER": "fast", "PYTHONPATH": paths},
         )
         started.append(found)
+        assert found.stdout is not None
         return f"localhost:{int(found.stdout.readline())}"
 
     yield start
@@ -292,7 +299,7 @@ def test_another_process_is_profiled_down_to_the_line(child, tmp_path, capsys):
     assert (
         main(["capture", address, "--xplane", str(tmp_path), "--seconds", "0.3"]) == 0
     )
-    assert read(tmp_path).steps is not None
+    assert read(tmp_path).steps is not None  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -307,7 +314,12 @@ def test_a_capture_without_a_step_offers_to_go_on_and_detached_returns_at_once(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     asked = []
-    monkeypatch.setattr("builtins.input", lambda words: asked.append(words) or "n")
+
+    def refuse(words):
+        asked.append(words)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", refuse)
     assert main(["capture", idle, "--seconds", "0.2"]) == 1
     assert "Go on until one has? [Y/n]" in asked[0]
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,9 @@ MS = 1_000_000
 class Known:
     """A profile whose figures are known."""
 
-    steps: tuple
-    gaps: tuple = ()
-    lines: tuple = ()
+    steps: tuple[Any, ...]
+    gaps: tuple[Any, ...] = ()
+    lines: tuple[Any, ...] = ()
 
 
 def steps(*lengths, name="train", first=0, numbered=True):

@@ -11,7 +11,7 @@ from lazyviz.command_line import run as run_command
 from lazyviz.documents import tour
 
 READ = "from pathlib import Path\nprint(Path('data.txt').read_text())"
-FIRST = Path(tour.__file__).parent.parent / "notebooks" / "01_first_look.ipynb"
+FIRST = Path(tour.__file__).parents[2] / "notebooks" / "00_gallery.ipynb"
 
 
 def write(path, *cells):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from typing import Any
 
 import jax
 import pytest
@@ -30,7 +31,8 @@ def server():
 @pytest.fixture
 def running():
     """A loop of steps on a thread of its own; yields what counts them."""
-    over, steps = threading.Event(), []
+    over = threading.Event()
+    steps: list[Any] = []
 
     def loop():
         x = torch.ones(4, device=DEVICE)
@@ -327,6 +329,7 @@ def test_another_process_is_captured(tmp_path):
         env=os.environ | {"LAZYRT_COMPILE_TIER": "fast"},
     )
     try:
+        assert child.stdout is not None
         port = int(child.stdout.readline())
         xp.trace(f"localhost:{port}", str(tmp_path / "ours"), duration_ms=500)
         (file,) = (tmp_path / "ours").rglob("*.xplane.pb")

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import inspect
+import sys
 
 import pytest
 import torch
@@ -201,9 +201,9 @@ def test_the_line_of_a_scope_is_where_it_was_opened_also_on_a_stack_and_decorate
 
     with recorded(events.ScopeFinished) as found, contextlib.ExitStack() as stack:
         stack.enter_context(lazyrt.scope("stacked"))
-        opened = inspect.currentframe().f_lineno - 1
+        opened = sys._getframe().f_lineno - 1
         called()
-        calling = inspect.currentframe().f_lineno - 1
+        calling = sys._getframe().f_lineno - 1
 
     assert [(e.path, e.site.line) for e in found] == [
         ("stacked/called", calling),
