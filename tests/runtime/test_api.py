@@ -25,7 +25,6 @@ NAMES = [
     "LiveReport",
     "LiveTensor",
     "Mesh",
-    "ProfilerServer",
     "activity",
     "add_step_closure",
     "background_flush",
