@@ -298,7 +298,7 @@ def exchanges() -> None:
     w, v = _split(None, "model"), _split("model")
     live = lazyrt.live_tensors_report(namespace={"w": w, "v": v})
     own = [row.by_device for row in live.rows if row.name in {"w", "v"}]
-    tell("bytes", [live.summary, own])
+    tell("live bytes", [live.summary, own])
     product = w @ v
     before = lazyrt.counters()
     pending = lazyrt.pending_graph(product).lower()

@@ -3,6 +3,7 @@
 import ast
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -15,6 +16,7 @@ from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePl
 from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row
 from lazyviz.render.notes import Fallback
 from lazyviz.render.strip import Strip
+from lazyviz.timing.profile_diff import ProfileDiff
 from lazyviz.views import VIEWS
 from tests.conftest import displayed
 from tests.lazyviz.records import barrier, write_record
@@ -97,6 +99,9 @@ def example(name, folder):
             write_record(folder, "0", [barrier()])
             (folder / "rank-0.out").write_text("trained\n")
             return Launched(folder, (0,), 0.0)
+        case "ProfileDiff":
+            profile = SimpleNamespace(steps=(), gaps=(), lines=())
+            return ProfileDiff(profile, profile)
         case "Strip":
             return Strip(fallbacks=(Fallback(op="aten.bincount", site="a.py:3"),))
         case "GraphBreak":
@@ -147,6 +152,7 @@ WORDS = {
     "Replicas": "first difference",
     "Launched": "rank",
     "Profile": "fusion.1",
+    "ProfileDiff": "No step is in both",
     "XlaDump": "jit_f",
     "Strip": "CPU fallback",
     "GraphBreak": "2 graphs",

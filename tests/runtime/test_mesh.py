@@ -115,7 +115,7 @@ def test_collectives_have_size_and_line(small):
 
 
 def test_live_tensors_have_their_bytes_on_each_device(small):
-    summary, own = small["bytes"]
+    summary, own = small["live bytes"]
 
     assert own == [{str(device): 128 for device in range(8)}] * 2  # 256 bytes over two
     assert re.search(r" on each of 8 devices", summary)

@@ -133,28 +133,45 @@ class scope(ActiveScope):  # noqa: N801 - used like a function: `with scope("los
             UsageError: A generator function: its body runs in pieces, between which the
                 caller's ops would have the label, too.
         """
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
-            function
-        ):
-            raise UsageError(
-                f"@scope() cannot decorate the generator function {function.__qualname__}: its "
-                "body runs in pieces. Put `with scope():` around the work between two yields."
-            )
-        if inspect.iscoroutinefunction(function):
+        return decorated(function, lambda: self, "scope")
 
-            @functools.wraps(function)
-            async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with self:
-                    return await function(*args, **kwargs)
 
-            return run_async  # type: ignore[return-value]
+def decorated(
+    function: Callable[P, R],
+    block: Callable[[], contextlib.AbstractContextManager[Any]],
+    name: str,
+) -> Callable[P, R]:
+    """Return a function or coroutine function whose calls are blocks, such as scopes.
+
+    Args:
+        function: What to decorate.
+        block: Returns the block of one call.
+        name: What the decorator is called.
+
+    Raises:
+        UsageError: A generator function: its body runs in pieces, and the ops of its caller would
+            belong to the block, too.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(
+            f"@{name}() cannot decorate the generator function {function.__qualname__}: its "
+            f"body runs in pieces. Put `with {name}():` around the work between two yields."
+        )
+    if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
+        async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with block():
+                return await function(*args, **kwargs)
 
-        return run
+        return run_async  # type: ignore[return-value]
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with block():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _user_code(frame: FrameType | None) -> tuple[CodeType | None, int]:

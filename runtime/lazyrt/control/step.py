@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import time
@@ -10,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args, overload
 
-from lazyrt.control import closures
+from lazyrt.control import closures, marks
 from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import barrier, pending_roots
@@ -266,28 +265,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
                 caller's ops would belong to no step.
         """
         self._is_used = True
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
-            function
-        ):
-            raise UsageError(
-                f"@step() cannot decorate the generator function {function.__qualname__}: its "
-                "body runs in pieces. Put `with step():` around the work between two yields."
-            )
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with self._of(function):
-                    return await function(*args, **kwargs)
-
-            return run_async  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._of(function):
-                return function(*args, **kwargs)
-
-        return run
+        return marks.decorated(function, lambda: self._of(function), "step")
 
     def _of(self, function: Callable[..., Any]) -> step:
         """Return the step of one call of a decorated function."""

@@ -10,7 +10,6 @@ graph's key. A program has a replica for each process, and only those that take 
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -217,13 +216,13 @@ def _lowers(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         @lowers(f"lazyrt.{name}.default")
-        @functools.wraps(rule)
         def lower(ctx: OpContext, self: Any, *args: Any) -> Any:
             *rest, ranks, processes = args
             if len(ranks) == 1:
                 return self
             return rule(self, *rest, groups_with(ranks, processes))
 
+        lower.__name__ = rule.__name__  # its arguments are not the rule's
         return rule
 
     return register
