@@ -128,17 +128,15 @@ def test_the_live_view_is_one_output_that_is_updated(tmp_path, shell):
 
 
 @pytest.mark.parametrize("line", ["", "-n", "-n many train.py"])
-def test_the_command_says_what_it_takes(line, shell):
-    shell.run_line_magic("load_ext", "lazyviz")
+def test_the_command_says_what_it_takes(line, lab):
     with pytest.raises(UsageError, match=r"%lazy launch -n 4 train.py"):
-        shell.run_line_magic("lazy", f"launch {line}")
+        lab.run_line_magic("lazy", f"launch {line}")
 
 
-def test_the_command_runs_a_script(tmp_path, shell, capsys):
+def test_the_command_runs_a_script(tmp_path, lab, capsys):
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint(sys.argv[1:])\n")
-    shell.run_line_magic("load_ext", "lazyviz")
 
-    shell.run_line_magic("lazy", f"launch -n 1 {script} a b")
+    lab.run_line_magic("lazy", f"launch -n 1 {script} a b")
 
-    assert "[0] ['a', 'b']" in str(shell.display_pub.outputs) + capsys.readouterr().out
+    assert "[0] ['a', 'b']" in str(lab.display_pub.outputs) + capsys.readouterr().out

@@ -63,7 +63,6 @@ def test_a_program_is_the_same_with_and_without_what_measures_it(lab, tmp_path):
     alone = run(lab, [])
 
     assert measured == alone
-    gc.collect()  # sessions of tests that failed
     assert events.op_listeners == []
 
 
