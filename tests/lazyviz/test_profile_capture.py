@@ -346,5 +346,5 @@ def test_nobody_to_profile_is_said_with_status_2(capsys):
     assert main(["capture", "nowhere"]) == 2
 
     said = capsys.readouterr().err
-    assert "nobody answers there" in said
+    assert "no server answers" in said
     assert "not HOST:PORT" in said

@@ -104,7 +104,7 @@ def test_an_invalid_port_is_refused(port):
 def test_a_server_that_nobody_holds_lives_on_with_a_warning_at_its_line(monkeypatch):
     monkeypatch.setattr(xp, "_unheld", [])
 
-    with pytest.warns(RuntimeWarning, match="nobody holds the server") as warned:
+    with pytest.warns(RuntimeWarning, match="no variable holds the server") as warned:
         xp.start_server(0)
 
     assert warned[0].filename == __file__
@@ -250,7 +250,7 @@ def test_nobody_at_an_address_is_told(server):
     port = server.port
     server.close()
 
-    with pytest.raises(LazyRuntimeError, match="nobody answers there") as raised:
+    with pytest.raises(LazyRuntimeError, match="no server answers") as raised:
         capture.capture(f"localhost:{port}", Request(), attempts=1)
 
     assert "must hold what xp.start_server" in str(raised.value)

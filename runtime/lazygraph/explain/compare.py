@@ -307,8 +307,6 @@ class Comparison:
                 if keys[0] == keys[1] and not self.a[old].is_leaf:
                     self.a.partner[old], self.b.partner[new] = new, old
                     queue.append((new, old))
-        self.a.__dict__.pop("unmatched", None)
-        self.b.__dict__.pop("unmatched", None)
 
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]

@@ -326,7 +326,7 @@ def stop() -> None:
 
 
 class ProfilerServer(Closing):
-    """Answers requests for captures, until it is closed or nobody holds it.
+    """Answers requests for captures, until it is closed or garbage.
 
     `python -m lazyviz capture HOST:PORT` asks it. Between captures it costs nothing.
 
@@ -466,7 +466,7 @@ def capture(
     Args:
         address: `HOST:PORT` of its profiler server.
         request: What to capture.
-        attempts: How often to ask where nobody answers, or another profile is being taken.
+        attempts: How often to ask where no server answers, or another profile is being taken.
         timeout_s: How long to wait for the answer, beside what the capture itself takes.
 
     Raises:
@@ -476,7 +476,7 @@ def capture(
     host, port = _parsed(address)
     if type(attempts) is not int or attempts < 1:
         raise UsageError(
-            f"a capture got attempts={attempts!r}, which is no number from 1, so nobody was asked. "
+            f"a capture got attempts={attempts!r}, which is no number from 1, so none was asked. "
             "Give one."
         )
     why = ""
@@ -488,7 +488,7 @@ def capture(
         except _Refused as error:
             why = str(error)
         except (OSError, http.client.HTTPException) as error:
-            why = f"nobody answers there ({getattr(error, 'strerror', None) or error})"
+            why = f"no server answers ({getattr(error, 'strerror', None) or error})"
     raise LazyRuntimeError(
         f"no profile came from {address} in {plural(attempts, 'attempt')}: {why}. The program must "
         "hold what xp.start_server(port) or lazyrt.ProfilerServer(port) returned, and take no "
@@ -504,7 +504,7 @@ def _parsed(address: str) -> tuple[str, int]:
     host, _, port = str(address).removeprefix("http://").rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) <= _MAX_PORT):
         raise UsageError(
-            f"a capture got the address {address!r}, which is not HOST:PORT, so nobody was asked. "
+            f"a capture got the address {address!r}, which is not HOST:PORT, so none was asked. "
             "Give one such as localhost:9012."
         )
     return host.strip("[]"), int(port)

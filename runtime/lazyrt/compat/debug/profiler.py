@@ -117,7 +117,7 @@ def start_server(port: int, only_on_master: bool = True) -> ProfilerServer:
     if _drops_result(sys._getframe(1)):  # noqa: SLF001 - Python's own way to a caller
         _unheld.append(server)
         warnings.warn(
-            f"nobody holds the server on port {server.port}, so it lives until the process ends. "
+            f"no variable holds the server on port {server.port}, so it lives until the process ends. "
             "Write `server = xp.start_server(...)`; `server.close()` ends it.",
             RuntimeWarning,
             stacklevel=2,
@@ -178,7 +178,7 @@ def trace(
         service_addr: `HOST:PORT` of the server that `start_server` started; several with commas.
         logdir: The folder, below which `plugins/profile` is made.
         duration_ms: For how long.
-        num_tracing_attempts: How often to ask where nobody answers.
+        num_tracing_attempts: How often to ask where no server answers.
         host_tracer_level: 0 to 3: how much of the host is recorded.
         device_tracer_level: Without effect: the device is always recorded.
         delay_ms: How long the program waits first.
