@@ -1,15 +1,17 @@
 """The executables in memory and on disk, listed and dropped."""
 
 import os
+import threading
 import time
 
+import jax
 import pytest
 import torch
 
 import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache
+from lazyrt.execution import cache, cache_miss
 from tests.harness import DEVICE, cold_start, run_python
 
 DAY_S = 86_400
@@ -415,3 +417,57 @@ def test_a_folder_of_another_torch_is_another_one(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "0.1")
 
     assert cache._lowering_key() != before
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_xla_is_asked_what_an_executable_allocates_by_the_process_that_compiles_it(
+    folder, monkeypatch
+):
+    asked = []
+    analysis = jax.stages.Compiled.memory_analysis
+
+    def noted(executable):
+        asked.append(executable)
+        return analysis(executable)
+
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", noted)
+    first, found = work(2.5), len(asked)
+    lazyrt.clear_caches(disk=False)
+    again = work(2.5)
+
+    assert first == again
+    assert found == len(asked) == 1
+    assert compiles() == 1
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_an_executable_is_read_while_its_step_is_described(folder, monkeypatch):
+    work(2.5)
+    cold_start_of_a_process(folder)
+    read = threading.Event()
+    load, describe = cache.load, cache_miss.describe
+    loads = []
+
+    def noted(key):
+        loads.append(key)
+        read.set()
+        return load(key)
+
+    def described(*args, **keywords):
+        assert read.wait(10)
+        return describe(*args, **keywords)
+
+    monkeypatch.setattr(cache, "load", noted)
+    monkeypatch.setattr(cache_miss, "describe", described)
+
+    assert work(2.5) == [3.5, 3.5, 3.5]
+    assert len(loads) == 1
+    assert compiles() == 0
+
+
+def cold_start_of_a_process(folder):
+    """Forget all but what is on disk."""
+    config.cache_dir = None
+    cold_start()
+    lazyrt.reset_counters()
+    config.cache_dir = folder

@@ -538,8 +538,11 @@ def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
         names = ("acquire", "release", "unwind", "View")
         return [tuple(scope[name] for name in names) for scope in kernels.scopes]
 
+    for op in (torch.tanh, torch.neg):  # kernels are made when they are called
+        op(torch.ones(2, device=DEVICE))
     before = taken()
     with lazyrt.eager_mode():
+        torch.frac(torch.ones(2, device=DEVICE)).t()  # one more, and a view
         during = {
             type(scope[name].__self__)
             for scope in kernels.scopes
@@ -547,9 +550,8 @@ def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
         }
     after = taken()
 
-    assert len(before) > 1000
-    assert before == after
-    assert set(before) == {(live.lock.acquire, live.lock.release, live.unwind, View)}
+    assert after[: len(before)] == before
+    assert set(after) == {(live.lock.acquire, live.lock.release, live.unwind, View)}
     assert during == {Guard}
     sources = "".join(
         inspect.getsource(part) for part in (kernels, record, live.Buffer)

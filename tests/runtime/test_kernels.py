@@ -16,6 +16,7 @@ import lazyrt
 from lazyrt.execution import eager
 from lazyrt.frontend import infer, record
 from lazyrt.ir.live import lock
+from tests.harness import run_python
 
 
 def is_free():
@@ -191,3 +192,17 @@ def test_the_bound_of_pending_ops_ends_a_step_once_all_results_of_an_op_are_kept
         for each, more, oracle in zip(found, further, op(x * 3), strict=True):
             torch.testing.assert_close(each.cpu(), oracle)
             torch.testing.assert_close(more.cpu(), oracle + 1)
+
+
+def test_kernels_are_made_by_their_first_calls():
+    printed = run_python("""
+import torch, lazyrt
+from lazyrt.frontend import kernels
+at_import = len(kernels.scopes)
+x = torch.ones(2).to("lazyrt")
+for _ in range(2):
+    y = torch.tanh(x).neg_()
+print(at_import, len(kernels.scopes), y.tolist() == torch.ones(2).tanh().neg().tolist())
+""")
+
+    assert printed.split() == ["0", "2", "True"]

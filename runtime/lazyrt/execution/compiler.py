@@ -30,7 +30,7 @@ from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node
@@ -56,6 +56,8 @@ _facts: dict[str, cache.Facts] = {}
 _hits: dict[str, int] = {}  # how often each was found instead of compiled
 _has_compiled = False
 _under_way: dict[str, Future[Any]] = {}
+# When reading a file ahead of its use began, and what gives the executable.
+_ahead: dict[str, tuple[int, Future[Any]]] = {}
 _lock = threading.RLock()  # a finaliser that runs below it may read a tensor
 
 
@@ -298,6 +300,19 @@ def saves_time_in_two_tiers(graph: Canonical, key: str) -> bool:
     """
     several = processes_of(graph.nodes) or mesh_of(graph) is not None
     return len(graph.nodes) > _FEW and not several and not cache.has(key)
+
+
+@contextlib.contextmanager
+def reading_ahead(key: str) -> Iterator[None]:
+    """Let a worker read the executable of a key meanwhile, if the disk has it."""
+    if cache.has(key):
+        process.check_not_forked()
+        future = _workers.submit(lambda: cache.load(key))
+        _ahead[key] = time.perf_counter_ns(), future
+    try:
+        yield
+    finally:
+        _ahead.pop(key, None)
 
 
 def _build_of(
@@ -569,9 +584,9 @@ def _job(
 
     def run() -> Any:
         global _has_compiled
-        start = time.perf_counter_ns()
+        start, ahead = _ahead.pop(key, (time.perf_counter_ns(), None))
         try:
-            executable = cache.load(key)
+            executable = cache.load(key) if ahead is None else ahead.result()
             source: Literal["xla", "disk"] = "disk"
             if executable is None:
                 source = "xla"

@@ -589,20 +589,21 @@ def _make_plan(
             )
             graph_registry.admit(key, record)
     else:
-        record = cache_miss.describe(
-            graph, list(donated_args), record, boundary, fast=fast
-        )
-        cache_miss.check_frozen(len(graph.nodes), record.cause)
-        with graph_registry.compiling(key, record):
-            executable = compiler.compile_graph(
-                graph,
-                donated_args,
-                fast=fast or in_two_tiers,
-                purpose="step",
-                reason=record.cause,
-                names=record.input_names,
-                placements=placements,
+        with compiler.reading_ahead(key):
+            record = cache_miss.describe(
+                graph, list(donated_args), record, boundary, fast=fast
             )
+            cache_miss.check_frozen(len(graph.nodes), record.cause)
+            with graph_registry.compiling(key, record):
+                executable = compiler.compile_graph(
+                    graph,
+                    donated_args,
+                    fast=fast or in_two_tiers,
+                    purpose="step",
+                    reason=record.cause,
+                    names=record.input_names,
+                    placements=placements,
+                )
     learned.store()
     if in_two_tiers:
         compiler.tier_up(

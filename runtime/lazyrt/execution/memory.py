@@ -55,11 +55,8 @@ def describe_holders(function: Callable[[], Sequence[str]]) -> None:
 
 def planned(executable: Any) -> int:
     """Return how many bytes an executable allocates: results and what it needs on the way."""
-    plan = executable.memory_analysis()
-    if plan is None:
-        return 0
-    new = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return int(plan.temp_size_in_bytes + new)
+    plan = jax_compat.memory_plan(executable)
+    return plan.temporary + plan.results - plan.aliased
 
 
 def results_of(node: Node) -> int:

@@ -219,10 +219,5 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _planned_bytes(executable: Any) -> int:
-    plan = executable.memory_analysis()
-    return int(
-        plan.argument_size_in_bytes
-        + plan.output_size_in_bytes
-        + plan.temp_size_in_bytes
-        - plan.alias_size_in_bytes
-    )
+    plan = jax_compat.memory_plan(executable)
+    return plan.arguments + plan.results + plan.temporary - plan.aliased

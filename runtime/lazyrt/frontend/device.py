@@ -47,10 +47,12 @@ from lazyrt.frontend.kernels import (
     find_pure,
     functional_kernel,
     in_place_kernel,
+    pure_name,
     view_kernel,
+    when_called,
 )
 from lazyrt.frontend.outs import out_kernel
-from lazyrt.lowering.registry import rule_for
+from lazyrt.lowering.registry import rule_for, rules
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events
 
@@ -441,8 +443,9 @@ def register() -> int:
     _libraries.extend(unsupported_layouts.register())
     refused = unsupported_layouts.makers()
     count = 0
-    for name in compat.operator_names():
-        kernel = refused.get(name) or _kernel_for(name)
+    kinds = _Kinds()
+    for name, schema in compat.operator_schemas().items():
+        kernel = refused.get(name) or _kernel_for(name, schema, kinds)
         if kernel is not None:
             kernel = checked(name, kernel)
             library.impl(name, kernel, compat.DISPATCH_KEY)
@@ -465,12 +468,22 @@ def register() -> int:
     return count
 
 
-def _kernel_for(name: str) -> Any:
-    kernel = _plain_kernel_for(name)
+class _Kinds:
+    """Which ops torch composes of others, and which have rules."""
+
+    def __init__(self) -> None:
+        self.composed = compat.composites(implicit=True) | _LEFT_TO_TORCH
+        self.explicit = compat.composites(implicit=False)
+        self.rules = {name.removesuffix(".default") for name in rules()}
+        self.with_rules = {name.split(".")[1] for name in self.rules}
+
+
+def _kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
+    kernel = _plain_kernel_for(name, schema, kinds)
     return views.filling(kernel) if name in views.UNWRITTEN_MAKERS else kernel
 
 
-def _plain_kernel_for(name: str) -> Any:
+def _plain_kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
     if name in special.SPECIAL:
         return special.SPECIAL[name]
     if name in FACTORISATIONS:
@@ -481,32 +494,39 @@ def _plain_kernel_for(name: str) -> Any:
         return special.in_place_view(name)
     if name in COMPOSITES:  # registered for autograd too
         return None
-    if name in _LEFT_TO_TORCH or compat.is_composite(name, implicit=True):
-        return None
-    func = compat.find_overload(name)
-    if func is None or "Storage" in str(func._schema) or "Stream" in str(func._schema):
+    if name in kinds.composed or name.startswith("set.source_Storage"):
         return None
     if name in VIEW_OPS:
-        return view_kernel(func)
-    if func._schema.is_mutable:
-        return _mutating_kernel(name, func)
-    if any(result.alias_info is not None for result in func._schema.returns):
+        return view_kernel(name)
+    if schema.is_mutable:
+        if name in kinds.explicit and not _has_pure_rule(name, kinds):
+            return None
+        return allow_overlap(name, _mutating_kernel(name))
+    if any(result.alias_info is not None for result in schema.returns):
         return None
-    if compat.is_composite(name, implicit=False) and rule_for(func) is None:
+    if name in kinds.explicit and f"aten.{name}" not in kinds.rules:
         return None
-    if not _returns_tensors(func):
+    if any("Tensor" not in str(result.type) for result in schema.returns):
         return None
-    return functional_kernel(func)
+    return functional_kernel(name)
 
 
-def _mutating_kernel(name: str, func: torch._ops.OpOverload) -> Any:
+def _has_pure_rule(name: str, kinds: _Kinds) -> bool:
+    """Return whether a rule lowers the functional overload that a mutating one stands for."""
+    if pure_name(name.partition(".")[0]) not in kinds.with_rules:
+        return False
+    func = compat.find_overload(name)
+    pure = find_pure(func) if func is not None else None
+    return pure is not None and rule_for(pure) is not None
+
+
+@when_called
+def _mutating_kernel(func: torch._ops.OpOverload) -> Any:
     pure = find_pure(func)
-    composite = compat.is_composite(name, implicit=False)
-    if pure is not None and not (composite and rule_for(pure) is None):
-        has_out = any(argument.is_out for argument in func._schema.arguments)
-        make = out_kernel if has_out else in_place_kernel
-        return allow_overlap(name, make(func, pure))
-    return None if composite else _cpu_kernel(func)
+    if pure is None:
+        return _cpu_kernel(func)
+    has_out = any(argument.is_out for argument in func._schema.arguments)
+    return out_kernel(func, pure) if has_out else in_place_kernel(func, pure)
 
 
 def _cpu_kernel(func: torch._ops.OpOverload) -> Any:
@@ -514,10 +534,6 @@ def _cpu_kernel(func: torch._ops.OpOverload) -> Any:
         return run_on_cpu(func, list(args), kwargs, "it has no functional form")
 
     return kernel
-
-
-def _returns_tensors(func: torch._ops.OpOverload) -> bool:
-    return all("Tensor" in str(result.type) for result in func._schema.returns)
 
 
 _CAST_DOWN = (

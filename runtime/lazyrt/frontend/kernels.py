@@ -59,6 +59,8 @@ Kernel = Callable[..., Any]
 # The global names of each kernel. Eager debug mode puts those of another guard under `acquire` and
 # `release` and another class under `View`; a test in the kernels would cost every op of every program.
 scopes: list[dict[str, Any]] = []
+# The same in each mode: names of this module are replaced, too.
+_LOCK, _VIEW = lock, View
 
 VIEW_OPS = frozenset(
     ("view", "transpose.int", "t", "permute", "select.int", "slice.Tensor", "unsqueeze",
@@ -225,12 +227,11 @@ class Source:
             f"  except BaseException: undo_random({self.generator}); raise",
         ]
 
-    def build(self, lines: list[str]) -> Kernel:
+    def build(self, lines: list[str]) -> FunctionType:
         """Return the kernel that has these lines, below its lock."""
         body = "\n".join(f"    {line}" for line in lines)
         source = f"def kernel({', '.join(self.params)}):\n{_ENTER}{body}\n{_LEAVE}"
-        scopes.append(self.scope)
-        return _compiled_when_called(source, str(self.func), self.scope)
+        return _code_of(source, str(self.func), self.scope)
 
 
 _UNCOMPILED = """\
@@ -251,24 +252,45 @@ def _code_of(source: str, name: str, scope: dict[str, Any]) -> FunctionType:
 _uncompiled = _code_of(_UNCOMPILED, "uncompiled", {}).__code__
 
 
-def _compiled_when_called(source: str, name: str, scope: dict[str, Any]) -> Kernel:
-    """Return a kernel that takes its code when it is first called.
+def when_called(
+    make: Callable[[torch._ops.OpOverload], FunctionType],
+) -> Callable[[torch._ops.OpOverload | str], Kernel]:
+    """Let kernels be made when they are first called.
 
-    Of more than a thousand ops a program calls some dozens, and compiling all of them would be
-    a third of the time that importing lazyrt takes.
+    Of two thousand ops a program calls some dozens, and making the kernels of all would be a third
+    of the time that importing lazyrt takes.
+
+    Args:
+        make: Makes the kernel of an op.
+
+    Returns:
+        What gives the kernel of an op, or of its name, that is made by its first call.
     """
-    kernel = FunctionType(_uncompiled, scope, "kernel")
 
-    def compiled() -> Kernel:
-        made = _code_of(source, name, scope)
-        # Defaults first: another thread may call it meanwhile.
-        kernel.__defaults__ = made.__defaults__
-        kernel.__kwdefaults__ = made.__kwdefaults__
-        kernel.__code__ = made.__code__
+    def begin(func: torch._ops.OpOverload | str) -> Kernel:
+        scope: dict[str, Any] = {}
+        kernel = FunctionType(_uncompiled, scope, "kernel")
+
+        def compiled() -> Kernel:
+            found = find_overload(func) if isinstance(func, str) else func
+            assert found is not None
+            with _LOCK:  # nobody replaces names meanwhile
+                made = make(found)
+                if made.__closure__ is not None:  # written by hand
+                    scope["compiled"] = lambda: made
+                    return made
+                scope.update(made.__globals__)
+                scopes.append(scope)
+            # Defaults first: another thread may call it meanwhile.
+            kernel.__defaults__ = made.__defaults__
+            kernel.__kwdefaults__ = made.__kwdefaults__
+            kernel.__code__ = made.__code__
+            return kernel
+
+        scope["compiled"] = compiled
         return kernel
 
-    scope["compiled"] = compiled
-    return kernel
+    return begin
 
 
 def _read(value: str, name: str, state: str) -> list[str]:
@@ -302,7 +324,8 @@ _AFTER = [
 ]
 
 
-def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
+@when_called
+def functional_kernel(func: torch._ops.OpOverload) -> FunctionType:
     """Return the kernel of an op that makes new tensors."""
     source = Source(func, operation(func), in_place=False)
     lines = source.look_up()
@@ -323,7 +346,8 @@ def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
     return source.build(lines)
 
 
-def view_kernel(func: torch._ops.OpOverload) -> Kernel:
+@when_called
+def view_kernel(func: torch._ops.OpOverload) -> FunctionType:
     """Return the kernel of an op whose result aliases its first argument."""
     op = operation(func)
     source = Source(func, op, in_place=False)
@@ -332,7 +356,7 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
     source.scope.update(
         track=track_offset,
         wrap_view=wrap_view,
-        Plain=View,
+        Plain=_VIEW,
         inferring=torch.is_inference_mode_enabled,
         check_start=check_start,
     )
@@ -369,7 +393,7 @@ def _is_factory(func: torch._ops.OpOverload) -> bool:
 
 def in_place_kernel(
     func: torch._ops.OpOverload, pure: torch._ops.OpOverload
-) -> Kernel | None:
+) -> FunctionType:
     """Return the kernel of `foo_(self, ...)`: the buffer's value becomes foo of itself."""
     mutated = [
         position for position, argument in enumerate(func._schema.arguments)
@@ -393,7 +417,7 @@ def in_place_kernel(
     return _many_in_place(source, func, mutated)
 
 
-def _list_in_place(source: Source, func: torch._ops.OpOverload) -> Kernel:
+def _list_in_place(source: Source, func: torch._ops.OpOverload) -> FunctionType:
     """A foreach op: all new values come from the old ones, unless its lists share tensors."""
     source.scope["write_all"] = _write_all
     lists = [
@@ -465,7 +489,7 @@ def _one_by_one(func: torch._ops.OpOverload, args: list[Any]) -> None:
 
 def _many_in_place(
     source: Source, func: torch._ops.OpOverload, mutated: list[int]
-) -> Kernel | None:
+) -> FunctionType:
     """Several mutated arguments: their new values are the last results of the pure op."""
     source.scope["write_results"] = _write_results
     targets = ", ".join(source.names[position] for position in mutated)
@@ -561,10 +585,8 @@ def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     special = _PURE.get(str(func))
     if special is not None:
         return special
-    name = func._schema.name.removeprefix("aten::")
-    base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     wanted = [str(a.type) for a in func._schema.arguments if not a.is_out]
-    packet = getattr(aten, base, None)
+    packet = getattr(aten, pure_name(func._schema.name.removeprefix("aten::")), None)
     if packet is None:
         return None
     for overload in packet.overloads():
@@ -574,6 +596,11 @@ def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         if [str(a.type) for a in candidate._schema.arguments] == wanted:
             return candidate  # type: ignore[no-any-return]
     return None
+
+
+def pure_name(name: str) -> str:
+    """Return `add` for `add` and `add_`."""
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 # In-place forms whose functional ones torch names in another way.

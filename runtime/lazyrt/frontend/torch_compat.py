@@ -502,16 +502,21 @@ def register_device(module: Any) -> None:
     )
 
 
-def operator_names() -> list[str]:
-    """Return the qualified names of all ATen overloads, `add.Tensor` style."""
+def operator_schemas() -> dict[str, torch.FunctionSchema]:
+    """Return the schemas of all ATen overloads by qualified name, `add.Tensor` style."""
+    known = {
+        f"{each.name}.{each.overload_name}".removesuffix("."): each
+        for each in torch._C._jit_get_all_schemas()
+    }
     names = torch._C._dispatch_get_all_op_names()
-    return [name[6:] for name in names if name.startswith("aten::")]
+    return {name[6:]: known[name] for name in names if name.startswith("aten::")}
 
 
-def is_composite(name: str, *, implicit: bool) -> bool:
-    """Return whether an overload has a composite C++ kernel of the given kind."""
+def composites(*, implicit: bool) -> set[str]:
+    """Return the overloads that have a composite C++ kernel of the given kind."""
     key = "CompositeImplicitAutograd" if implicit else "CompositeExplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
+    found = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    return {name[6:] for name in found if name.startswith("aten::")}
 
 
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:
