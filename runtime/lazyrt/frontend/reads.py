@@ -22,6 +22,7 @@ from lazyrt.execution import (
     transfer,
 )
 from lazyrt.execution.executor import barrier
+from lazyrt.execution.graph_registry import Run
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import (
     finalisers,
@@ -303,7 +304,8 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
         if isinstance(reading.found, torch.Tensor):
             return reading.found
         host = _finish(reading.found, tensor, site)
-    deferred_asserts.raise_failed()
+    run, _ = made_in(state_of(tensor).base)
+    deferred_asserts.raise_failed(through=run.step if isinstance(run, Run) else -1)
     return host
 
 
