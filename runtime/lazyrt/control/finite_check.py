@@ -116,18 +116,17 @@ class FiniteCheck:
                 graph = Graph(bad)
                 replicas.check_alone(graph.nodes)
                 began = _began(find_not_finite(graph, kept))
+            later = kept_steps.since(step)
             undone = [
-                each for number, done in self.updates if number >= step for each in done
+                done for number, each in self.updates if number >= step for done in each
             ]
-            go_back(
-                kept_steps.since(step),
-                undone,
-                f"config.stop_at_nan, after step {step},",
-            )
+            go_back(later, undone, f"config.stop_at_nan, after step {step},")
+            for each in later[:-1]:
+                kept_steps.drop(each)
         return NotFiniteError(
-            f"{what}.{began} What it has overwritten, such as weights, is as before it, and later "
-            f"work is dropped. %lazy nan {step} shows the rest; config.stop_at_nan = False lets "
-            "such steps run."
+            f"{what}.{began} Weights, and what else the step has overwritten, are as before it; later "
+            "work is dropped. %lazy nan shows the rest; config.stop_at_nan = False lets such steps "
+            "run."
         )
 
 

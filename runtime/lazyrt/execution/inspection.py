@@ -422,7 +422,7 @@ class Inspection(Readable):
         value = self.value(node_id, output)
         with copy_on_donate.reading() as reading:
             self._compute(reading, value, node_id, site)
-            return transfer.to_host(reading.found, value.dtype, site)
+            return transfer.to_host(reading.found, value.dtype, site, is_look=True)
 
     def look(
         self,
@@ -585,7 +585,7 @@ class Inspection(Readable):
         """
         with copy_on_donate.reading() as reading:
             self._get_input(reading, leaf, site)
-            return transfer.to_host(reading.found, leaf.dtype, site)
+            return transfer.to_host(reading.found, leaf.dtype, site, is_look=True)
 
     def _get_input(
         self, reading: copy_on_donate.reading, leaf: Leaf, site: SourceLocation | None
