@@ -133,9 +133,10 @@ def report(path: str | Path, *, source: bool = True, force: bool = False) -> Wri
 def stop_at_nan(*, on: bool = True) -> None:
     """End a loop at the first step whose loss or gradients are not finite; `%lazy nan on`.
 
-    The barrier of that step raises `lazyrt.errors.NotFiniteError` with the op in which it begins,
-    its line and its operands. The step stays pending: weights are as before it. Each step waits
-    for its results and copies what it overwrites; its graph and its executable stay as they are.
+    `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights
+    are as before that step, whose values can be explored. It comes with a read of what the step has
+    made or with the next step's barrier: nothing waits. Each step copies what it overwrites; its
+    graph and its executable stay as they are.
 
     Args:
         on: False lets steps run again whatever they compute.

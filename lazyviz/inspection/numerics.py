@@ -22,12 +22,12 @@ from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
 from lazyviz.draw.model import type_text
-from lazyviz.inspection.subjects import LAST, step_number
 from lazyviz.render import text
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from lazygraph.read.hlo_module import Computation
     from lazyrt import Inspection
@@ -498,9 +498,8 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
     """
     for tensor in tensors:
         require_lazy(tensor, "find_nan()")
-    inspection = lazyrt.inspect(*tensors)
-    if not tensors and not inspection.graph.nodes:
-        inspection = lazyrt.inspect(step_number(lazyrt, LAST))
+    step = "" if tensors else kept_step(lazyrt)
+    inspection = lazyrt.inspect(*([int(step)] if step else tensors))
     if not (inspection.graph.nodes and inspection.is_current):
         what = "the tensors that it got are" if tensors else "everything is"
         raise UsageError(
@@ -511,6 +510,13 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
             "once more."
         )
     return find_in(inspection)
+
+
+def kept_step(runtime: ModuleType) -> str:
+    """Return the number of the last step with kept inputs; empty if there is none, or ops are pending."""
+    status = runtime.status()
+    steps = () if status.pending_ops else status.kept.steps
+    return str(steps[-1]) if steps else ""
 
 
 def of_target(target: Target) -> Doc:
@@ -525,18 +531,16 @@ def of_target(target: Target) -> Doc:
         return Doc([*above, find_in(inspection).doc()])
     held = _held_results(inspection) if inspection is not None else {}
     bad = [f"{name} has {words}" for name, words in held.items() if words]
-    found = f"{len(bad) or 'none'} of {text.plural(len(held), 'result')} still held"
-    shown = f": {', '.join(bad[:_MAX_HELD])}" if bad else ""
-    return Doc(
-        [
-            *above,
-            Sentence(
-                f"Not finite: {found}{shown}. Where that began is not known: the step's inputs "
-                "are not kept. Set lazyrt.config.keep_values = 'last', run the step once more, and "
-                "ask again; %lazy nan on ends a loop at the first step that is not finite."
-            ),
-        ]
+    if not bad:
+        said = f"Every result still held is finite: {len(held):,} checked."
+        return Doc([*above, Sentence(said)])
+    said = (
+        f"Not finite: {len(bad)} of {text.plural(len(held), 'result')} still held: "
+        f"{', '.join(bad[:_MAX_HELD])}. Where that began is not known: the step's inputs are not "
+        "kept. Set lazyrt.config.keep_values = 'last', run the step once more, and ask again; "
+        "%lazy nan on ends a loop at the first step that is not finite."
     )
+    return Doc([*above, Sentence(said)])
 
 
 def _held_results(inspection: Inspection) -> dict[str, str]:

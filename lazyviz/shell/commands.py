@@ -587,10 +587,12 @@ def _nan(asked: Command) -> Doc:
     if asked.rest in {"on", "off"}:
         config, is_on = asked.runtime.config, asked.rest == "on"
         config.set("stop_at_nan", value=is_on, origin=f"%lazy nan {asked.rest}")
-        words = "ends with the first step whose loss or gradients are not finite"
-        said = f"A loop {words}." if is_on else f"No loop {words} any more."
+        what = "the first step whose loss or gradients are not finite"
+        said = f"A loop ends at {what}." if is_on else f"Loops go on after {what}."
         return Doc([Sentence(said)])
-    return numerics.of_target(asked.target(asked.rest))
+    return numerics.of_target(
+        asked.target(asked.rest or numerics.kept_step(asked.runtime))
+    )
 
 
 _DIFF_FORMS: dict[str, Form] = {_STABLEHLO: "stablehlo", "--hlo": "optimised"}

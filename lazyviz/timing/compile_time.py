@@ -298,7 +298,12 @@ def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
         modules[name].add(scope)
         sites[name][place] += 1
     return [
-        Block(name, ops, len(modules[name]), sites[name].most_common(1)[0][0])
+        Block(
+            name.replace("*", "modules *", 1) if name[0] == "*" else name,
+            ops,
+            len(modules[name]),
+            sites[name].most_common(1)[0][0],
+        )
         for name, ops in counts.most_common()
     ]
 

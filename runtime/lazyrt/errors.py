@@ -99,7 +99,7 @@ class LostValueError(LazyRuntimeError):
 
 
 class NotFiniteError(LazyRuntimeError, FloatingPointError):
-    """A loss, a gradient or an updated parameter is not finite, and `config.stop_at_nan` is on."""
+    """A loss or a gradient of a step is not finite, and `config.stop_at_nan` is on."""
 
 
 class OutOfMemoryError(LazyRuntimeError, torch.OutOfMemoryError, MemoryError):

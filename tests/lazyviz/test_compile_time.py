@@ -32,7 +32,7 @@ def test_layers_that_differ_in_their_number_are_one_block(net):
     shown = run(net, "%lazy compile")[0].splitlines()
 
     assert shown[0].startswith("pending graph · 10 ops · expected compile time: ")
-    assert shown[3].split()[:5] == ["*", "×4", "8", "80", "%"]
+    assert shown[3].split()[:5] == ["modules", "*", "×4", "8", "80"]
     assert shown[3].endswith("cell 4 line 3")
     assert shown[4].split()[:4] == ["cell", "4", "line", "4"]
 

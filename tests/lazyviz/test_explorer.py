@@ -399,9 +399,11 @@ def test_modules_have_their_class_and_ops_the_text_of_their_line(network):
     assert "relu(" in told["html"].split("<th>source</th>")[1][:200]
 
 
-def test_what_autograd_saves_is_no_output_of_the_program(lab):
+@pytest.mark.parametrize("end", ["", "lazyrt.mark_step()"])
+def test_what_autograd_saves_is_no_output_of_the_program(lab, end):
     lab.run_cell(
-        "w = torch.ones(3, device='lazyrt', requires_grad=True)\ny = (w * 2).exp().sum()",
+        "w = torch.ones(3, device='lazyrt', requires_grad=True)\ny = (w * 2).exp().sum()\n"
+        + end,
         store_history=True,
     )
     lab.run_cell("import lazyviz\nview = lazyviz.explore()", store_history=True)

@@ -273,6 +273,25 @@ def test_nan_on_ends_a_loop_and_shows_where_it_began(lab, capsys):
     assert lazyrt.config.stop_at_nan is False
 
 
+def test_nan_without_a_name_is_that_of_the_step_that_ended_the_loop(lab):
+    run(lab, "%lazy nan on")
+    try:
+        run(lab, "loss = (x - 2).log().sum()\nlazyrt.mark_step()\nlazyrt.wait()")
+        shown = printed(lab, "%lazy nan")
+    finally:
+        run(lab, "%lazy nan off")
+
+    assert "aten.log.default" in shown
+
+
+def test_looking_is_no_read_that_is_too_frequent(lab):
+    run(lab, "y = x + 1\nlazyrt.mark_step()")
+    for _ in range(5):
+        printed(lab, "y")
+
+    assert "too frequent" not in printed(lab, "%lazy metrics")
+
+
 def test_nan_is_found_in_a_finished_step_whose_inputs_are_kept(lab):
     with lazyrt.config.scoped(keep_values="last"):
         run(lab, "y = (x - 1).log()\nz = y - y\nlazyrt.mark_step()")
@@ -739,7 +758,9 @@ def test_settings_and_times_are_tables_in_a_page_and_long_lines_end_between_word
 def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
     run(lab, "y = (x - 1).log()\nz = x / (x - 1) * 0\nlazyrt.mark_step()")
 
-    assert "Not finite: none of 1 result still held." in printed(lab, "%lazy nan x")
+    assert "Every result still held is finite: 1 checked." in printed(
+        lab, "%lazy nan x"
+    )
     assert (
         "Not finite: 2 of 2 results still held: y has 6 -Inf, z has 6 NaN. Where that began is "
         "not known: the step's inputs are not kept. Set lazyrt.config.keep_values"

@@ -1,11 +1,14 @@
 """A loop ends at the first step whose loss or gradients are not finite, and the step is still there."""
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 import lazyrt
+from lazyrt import jax_compat
+from lazyrt.control import finite_check
 from lazyrt.errors import NotFiniteError
 from lazyrt.execution import kept_steps
 
@@ -45,29 +48,115 @@ def test_the_step_with_the_first_nan_raises_with_op_line_and_operands():
 
     message = str(caught.value)
     assert isinstance(caught.value, NotFiniteError)
-    assert len(before) == 4  # and no fifth step began
+    assert len(before) == 4  # the read of what the step has made raises
     assert (
         "It begins with 1 NaN in aten.log.default at test_finite_check.py:" in message
     )
     assert "of f32[2] from -1 to 1." in message
-    assert "every tensor is as before it" in message
+    assert (
+        "Weights, and what else the step has overwritten, are as before it" in message
+    )
 
 
-def test_the_weights_are_as_before_the_step_which_is_still_pending():
+class Answer:
+    """What the device says of a step, once somebody has waited for it."""
+
+    waited: ClassVar[list[Any]] = []
+
+    def is_ready(self):
+        return self in self.waited
+
+    def __array__(self, *args, **kwargs):
+        return np.array([True])
+
+
+def test_a_barrier_waits_for_the_answer_of_the_step_before_and_not_for_its_own(
+    monkeypatch,
+):
+    asked: list[Answer] = []
+    block = jax_compat.block
+
+    def ask(_):
+        asked.append(Answer())
+        return asked[-1]
+
+    def wait_for(data):
+        if isinstance(data, Answer):
+            Answer.waited.append(data)
+        else:
+            block(data)
+
+    monkeypatch.setattr(Answer, "waited", [])
+    monkeypatch.setattr(finite_check, "_are_finite", lambda: ask)
+    monkeypatch.setattr(jax_compat, "block", wait_for)
     lazyrt.config.stop_at_nan = True
-    found: list[Any] = []
 
-    def run():
-        for weight in training(5, bad_at=2):
-            found[:] = [weight, weight.detach().cpu().clone()]
+    waited = [len(Answer.waited) for _ in training(5)]
+    last = len(Answer.waited)
+    lazyrt.wait()
 
-    with pytest.raises(NotFiniteError):
-        run()
+    assert waited == [0, 0, 1, 2, 3]
+    assert last == 4
+    assert Answer.waited == asked
 
-    weight, before = found
-    assert lazyrt.is_pending(weight)
-    assert lazyrt.discard_pending() > 0
-    torch.testing.assert_close(weight.detach().cpu(), before, rtol=0, atol=0)
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_weights_and_optimizer_state_are_as_before_the_step_and_training_goes_on(
+    optimizer,
+):
+    def run(device, batches):
+        weight = torch.nn.Parameter(torch.ones(2).to(device))
+        steps = optimizer([weight], lr=0.1)
+        for batch in batches:
+            try:
+                steps.zero_grad()
+                (weight * torch.tensor(batch).to(device).log()).sum().backward()
+                steps.step()
+                lazyrt.wait()
+            except NotFiniteError:
+                continue
+        return weight.detach().cpu()
+
+    good = [[1.0, 2.0], [2.0, 3.0], [1.0, 4.0]]
+    lazyrt.config.stop_at_nan = True
+    found = run("lazyrt", [*good[:2], [1.0, -1.0], good[2]])
+
+    torch.testing.assert_close(found, run("cpu", good))
+
+
+def go_on(weight, seen):
+    loss = (weight * torch.tensor([1.0, -1.0]).to("lazyrt").log()).sum()
+    weight.mul_(loss)
+    for _ in range(3):
+        lazyrt.mark_step()
+        seen += 1
+        weight += 1
+
+
+def test_the_later_step_and_what_is_pending_are_taken_back_too():
+    lazyrt.config.stop_at_nan = True
+    weight = torch.ones(2, device="lazyrt")
+    seen = torch.zeros(1, device="lazyrt")
+    lazyrt.mark_step()
+
+    with pytest.raises(NotFiniteError) as caught:
+        go_on(weight, seen)
+
+    assert not lazyrt.pending_graph().nodes
+    last = kept_steps.kept_values().steps[-1]
+    assert str(caught.value).startswith(f"step {last} gave loss that is not finite")
+    assert weight.tolist() == [1.0, 1.0]
+    assert seen.tolist() == [0.0]
+
+
+def test_turning_it_off_lets_the_kept_inputs_go():
+    lazyrt.config.stop_at_nan = True
+    list(training(3))
+    assert kept_steps.kept_values().steps
+
+    lazyrt.config.stop_at_nan = False
+
+    assert not kept_steps.kept_values().steps
 
 
 def test_finite_steps_run_as_without_the_check():
@@ -108,6 +197,6 @@ def test_a_step_larger_than_the_budget_has_run_and_says_so():
     with lazyrt.config.scoped(keep_values_bytes=1):
         loss = x.log().sum()
         with pytest.raises(NotFiniteError, match="more than config"):
-            lazyrt.mark_step()
+            loss.item()
 
     assert loss.isnan().item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,8 +35,9 @@ from lazyrt.ir.live import (
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from lazyrt.execution.kept_steps import KeptStep
     from lazyrt.ir.node import Value
     from lazyrt.observe.events import SourceLocation
 
@@ -328,11 +330,15 @@ def discard_pending() -> int:
     are lost, and raise LostValueError where they are used. Optimizers are as before the
     updates that are dropped: what they keep for a parameter, its gradient, their `step` counts.
     """
+    return _discard("discard_pending()", "lazyrt.discard_pending()", user_site(2))
+
+
+def _discard(cause: str, what: str, site: SourceLocation | None) -> int:
+    """Drop everything that is pending; say that `what` did it to whoever uses what is lost."""
     global _discarded
     graph = drop_since(
         None,
-        "lazyrt.discard_pending() dropped the ops that would have computed it. Run the lines "
-        "that make it again.",
+        f"{what} dropped the ops that would have computed it. Run the lines that make it again.",
     )
     for optimizer, (number, times) in list(_updates.items()):
         _drop_lost_gradients(optimizer)
@@ -340,12 +346,37 @@ def discard_pending() -> int:
             _take_back_updates(optimizer, times)
             del _updates[optimizer]
     _discarded = graph
-    events.emit(
-        events.WorkDropped(
-            nodes=len(graph.nodes), cause="discard_pending()", site=user_site(2)
-        )
-    )
+    events.emit(events.WorkDropped(nodes=len(graph.nodes), cause=cause, site=site))
     return len(graph.nodes)
+
+
+Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
+
+
+def updates_of(step: int) -> Updates:
+    """Return the optimizers that updated parameters in a step, the latest of theirs, and how often."""
+    return [
+        (weakref.ref(optimizer), times)
+        for optimizer, (number, times) in _updates.items()
+        if number == step
+    ]
+
+
+def go_back(steps: Iterable[KeptStep], updates: Updates, what: str) -> None:
+    """Drop what is pending, and give tensors the data that they had before steps that have run.
+
+    Args:
+        steps: Those steps, the latest first.
+        updates: What optimizers have done in them.
+        what: Why, for whoever uses a tensor that is lost.
+    """
+    with lock, deferred_interrupt():
+        _discard(what, what, None)
+        for step in steps:
+            step.give_back()
+        for reference, times in updates:
+            if (optimizer := reference()) is not None:
+                _take_back_updates(optimizer, times)
 
 
 def _drop_lost_gradients(optimizer: torch.optim.Optimizer) -> None:

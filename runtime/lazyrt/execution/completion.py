@@ -107,13 +107,21 @@ def is_current_thread() -> bool:
     return _thread is not None and threading.get_ident() == _thread.ident
 
 
-def wait_for(data: Any) -> None:
-    """Wait until one device array is computed; Ctrl-C ends the wait."""
+def wait_for(data: Any, *, is_result: bool = True) -> None:
+    """Wait until one device array is computed; Ctrl-C ends the wait.
+
+    Args:
+        data: The array.
+        is_result: Whether an execution gives it whose end is noticed.
+    """
     if data.is_ready():
         jax_compat.block(data)  # raises what its execution raised
         return
     with _reported_wait():
-        _wait_for(data)
+        if is_result:
+            _wait_for(data)
+        else:
+            jax_compat.block(data)
 
 
 def _wait_for(data: Any) -> None:

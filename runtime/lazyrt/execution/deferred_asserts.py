@@ -2,7 +2,8 @@
 
 torch asks whether a scale is positive, or a matrix was singular, in the middle of a program. What
 such a check looks at becomes a result of the step instead: the program goes on as if it had passed,
-and the error comes once the step has run, at the next barrier, read or wait.
+and the error comes once the step has run, at the next barrier, read or wait. What is asked of a step
+that was dispatched already, such as whether its results are finite, waits in the same way.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class _Check:
         buffer: Holds it as a root of its step; None once that has been dispatched.
         judge: Returns what to raise for its data, None if they are good.
         data: Its device array, from its barrier on.
+        step: The step about which it was asked after its barrier; None for a result of a step.
     """
 
     buffer: Buffer | None
     judge: Callable[[np.ndarray[Any, Any]], Exception | None]
     data: Any = None
+    step: int | None = None
 
 
 _checks: list[_Check] = []
@@ -53,6 +56,14 @@ def defer(
         _checks.append(_Check(buffer, judge))
 
 
+def watch(
+    step: int, data: Any, judge: Callable[[np.ndarray[Any, Any]], Exception | None]
+) -> None:
+    """Look at an array that is computed from a step's results; see `defer`."""
+    with lock:
+        _checks.append(_Check(None, judge, data, step))
+
+
 def note_barrier() -> None:
     """Take the data of checks that a barrier has run, and forget those of dropped work."""
     if not _checks:
@@ -66,8 +77,8 @@ def note_barrier() -> None:
 
 
 def count() -> int:
-    """Return how many checks wait for their step, or to be looked at."""
-    return len(_checks)
+    """Return how many checks that were recorded wait for their step, or to be looked at."""
+    return sum(check.step is None for check in _checks)
 
 
 def waiting() -> list[Buffer]:
@@ -75,11 +86,15 @@ def waiting() -> list[Buffer]:
     return [check.buffer for check in _checks if check.buffer is not None]
 
 
-def raise_failed(*, wait: bool = False) -> None:
+def raise_failed(
+    *, wait: bool = False, through: int = -1, only_watched: bool = False
+) -> None:
     """Raise the error of the first check that did not pass.
 
     Args:
         wait: Wait for checks that still run; otherwise only those are looked at that are done.
+        through: Wait for those that `watch` added for the steps up to this one.
+        only_watched: Look at no others.
 
     Raises:
         Exception: What was to be raised for it; what is pending stays so.
@@ -88,10 +103,14 @@ def raise_failed(*, wait: bool = False) -> None:
         return
     failed: list[Exception] = []
     with lock:
-        dispatched = [check for check in _checks if check.data is not None]
+        dispatched = [
+            check
+            for check in _checks
+            if check.data is not None and not (only_watched and check.step is None)
+        ]
     for check in dispatched:
-        if wait:
-            completion.wait_for(check.data)
+        if wait or (check.step is not None and check.step <= through):
+            completion.wait_for(check.data, is_result=check.step is None)
         if check.data.is_ready():
             failed += _settle(check)
     if not failed:
@@ -120,7 +139,7 @@ def wait(timeout_s: float | None = None, *, check: bool = True) -> bool:
     """
     is_idle = completion.wait(seconds(timeout_s, "wait()"))
     if check:
-        raise_failed()
+        raise_failed(wait=is_idle)
     return is_idle
 
 

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -267,6 +267,8 @@ def barrier(
                 repeats=ran.repeats,
             )
         )
+    if executed:
+        deferred_asserts.raise_failed(through=number - 1, only_watched=True)
     return executed
 
 
@@ -321,7 +323,6 @@ def _run_whole(
 ) -> None:
     """Run a plan, and end the step."""
     kept = kept_steps.keep(plan.graph, plan.record, donated)
-    bad: dict[Value, str] = {}
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
@@ -329,19 +330,13 @@ def _run_whole(
             if plan.placements is not None:
                 _spread(plan)
             results = run_plan(plan)
-            bad = _check.bad(plan, results) if _check is not None else {}
-            if bad and kept is not None:
-                _take_back(donated, kept)
-            else:
-                _commit(live, wanted, results, _note_run(plan, step))
+            _commit(live, wanted, results, _note_run(plan, step))
     except BaseException:
         if kept is not None:
             kept_steps.drop(kept)
         raise
-    if bad and _check is not None:
-        if kept is not None:
-            kept_steps.drop(kept)
-        raise _check.error(bad, is_pending=kept is not None)
+    if _watch is not None:
+        _watch(plan, results, kept)
 
 
 def _spread(plan: Plan) -> None:
@@ -365,42 +360,17 @@ def _spread(plan: Plan) -> None:
                 owner.data = found
 
 
-class ResultCheck(Protocol):
-    """What looks at a step's results before anything takes them."""
-
-    def bad(self, plan: Plan, results: Sequence[Any]) -> dict[Value, str]:
-        """Return the results for which a step must not end, with names."""
-
-    def error(self, bad: dict[Value, str], *, is_pending: bool) -> Exception:
-        """Return what the barrier raises for them.
-
-        Args:
-            bad: The results.
-            is_pending: Whether the step is as it was; else its results were taken.
-        """
+ResultWatch = Callable[[Plan, Sequence[Any], kept_steps.KeptStep | None], object]
+_watch: ResultWatch | None = None
 
 
-_check: ResultCheck | None = None
+def watch_results(watch: ResultWatch | None) -> None:
+    """Hand each step's plan, results and kept inputs to a function from now on; None for nobody.
 
-
-def check_results(check: ResultCheck | None) -> None:
-    """Let something look at each step's results from now on; None for nothing."""
-    global _check
-    _check = check
-
-
-def _take_back(donated: tuple[int, ...], kept: kept_steps.KeptStep) -> None:
-    """Give a step that must not end the inputs again whose memory it gave away."""
-    given = {leaf.position for leaf in kept.canonical.data} if kept.canonical else set()
-    for position in given & set(donated):
-        data = kept.inputs[position]
-        for place, each in enumerate(pending.inputs):
-            if each is pending.inputs[position] and place != position:
-                pending.inputs[place] = data
-        pending.inputs[position] = data
-        owner = pending.owners[position]()
-        if owner is not None:
-            owner.data = data
+    The step has been dispatched then, and may still run.
+    """
+    global _watch
+    _watch = watch
 
 
 def _make_sure_it_fits(plan: Plan, donated: tuple[int, ...]) -> None:

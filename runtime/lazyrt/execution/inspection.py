@@ -422,7 +422,7 @@ class Inspection(Readable):
         value = self.value(node_id, output)
         with copy_on_donate.reading() as reading:
             self._compute(reading, value, node_id, site)
-            return transfer.to_host(reading.found, value.dtype, site)
+            return transfer.to_host(reading.found, value.dtype, site, is_look=True)
 
     def look(
         self,
@@ -585,7 +585,7 @@ class Inspection(Readable):
         """
         with copy_on_donate.reading() as reading:
             self._get_input(reading, leaf, site)
-            return transfer.to_host(reading.found, leaf.dtype, site)
+            return transfer.to_host(reading.found, leaf.dtype, site, is_look=True)
 
     def _get_input(
         self, reading: copy_on_donate.reading, leaf: Leaf, site: SourceLocation | None
@@ -658,12 +658,14 @@ class Finished:
         canonical: What it ran.
         record: What is known of its executable.
         kept: Its inputs, if they are kept.
+        saved: Names of the buffers that autograd alone holds, by their identity.
     """
 
     number: int
     canonical: Canonical
     record: CompiledGraph
     kept: kept_steps.KeptStep | None
+    saved: Mapping[int, Name]
 
     def holders(self) -> _Holders:
         """Return for each result the buffers that still hold it."""
@@ -678,8 +680,9 @@ class Finished:
     def holdings(self) -> dict[Value, Holding]:
         """Return what the user called inputs and results then; one of a name overwrites the other."""
         snapshot = self.record.snapshot
+        found = self._saved_results()
         if snapshot is None:
-            return {}
+            return found
         roots = dict(enumerate(self.canonical.roots))
         results = {name: roots[rank] for rank, name in snapshot.root_names.items()}
         data, donated = self.canonical.data, set(self.record.key.donated)
@@ -688,16 +691,14 @@ class Finished:
             for k, name in snapshot.leaf_names.items()
             if k < len(data)
         }
-        found: dict[Value, Holding] = {
-            leaf: Holding(
+        for name, (leaf, is_donated) in inputs.items():
+            found[leaf] = Holding(
                 name=name.text,
                 holder=name.holder,
                 version=None,
                 overwritten_by=results.get(name),
                 is_donated=is_donated,
             )
-            for name, (leaf, is_donated) in inputs.items()
-        }
         for name, root in results.items():
             over = inputs[name][0] if name in inputs else None
             found[root] = Holding(
@@ -705,8 +706,19 @@ class Finished:
             )
         return found
 
+    def _saved_results(self) -> dict[Value, Holding]:
+        """Return the results that autograd alone still holds."""
+        return {
+            value: Holding(holder=self.saved[id(buffer)].holder, version=None)
+            for value, holders in self.holders().items()
+            for reference, _ in holders
+            if (buffer := reference()) is not None and id(buffer) in self.saved
+        }
 
-def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | None:
+
+def inspect_finished(
+    number: int, results: Iterable[int] = (), saved: Mapping[int, Name] | None = None
+) -> Inspection | None:
     """Return a step that has run, to be looked into; None if its graph is not kept as IR.
 
     The caller holds the lock.
@@ -714,6 +726,7 @@ def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | N
     Args:
         number: The runtime's number of the step.
         results: Positions of the results to show, in canonical order; none for all.
+        saved: Names of the buffers that autograd alone holds, by their identity.
     """
     record = graph_registry.of_step(number)
     kept = kept_steps.find(number)
@@ -724,7 +737,8 @@ def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | N
         return None
     roots = [canonical.roots[k] for k in results] or list(canonical.roots)
     roots.sort(key=lambda root: (root.node.id if root.node else -1, root.index))
-    return Inspection(Graph(roots), finished=Finished(number, canonical, record, kept))
+    finished = Finished(number, canonical, record, kept, saved or {})
+    return Inspection(Graph(roots), finished=finished)
 
 
 def results_of(buffers: Iterable[Buffer]) -> tuple[int, list[int]] | None:

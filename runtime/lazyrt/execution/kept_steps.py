@@ -57,6 +57,8 @@ class KeptStep(StepInputs):
             keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
             keeper.data = pending.inputs[leaf.position]
         self.inputs = _Arrays(self._keepers)
+        self._owners = {each: pending.owners[each] for each in self._keepers}
+        self._sources = {each: pending.sources[each] for each in self._keepers}
         given = self._keepers.keys() & set(donated)
         self.copied_bytes = sum(pending.inputs[k].nbytes for k in given)
 
@@ -69,8 +71,21 @@ class KeptStep(StepInputs):
         """Become a keeper of the inputs' data; before, a barrier sees no more than references."""
         shared = []
         for position, keeper in self._keepers.items():
-            owner = pending.owners[position]()
+            owner = self._owners[position]()
             shared.append([keeper] if owner is None else [owner, keeper])
+        copy_on_donate.share(shared)
+
+    def give_back(self) -> None:
+        """Give the tensors that the step read, and that were overwritten since, what they held."""
+        shared = []
+        for position, keeper in self._keepers.items():
+            owner = self._owners[position]()
+            if owner is None or owner.data is keeper.data:
+                continue
+            owner.data, owner.meta, owner.value = keeper.data, keeper.meta, None
+            owner.run, owner.slot = self._sources[position]
+            owner.version += 1
+            shared.append([owner, keeper])
         copy_on_donate.share(shared)
 
     def release(self) -> None:
@@ -134,7 +149,7 @@ def keep(
         donated: Positions of the inputs whose memory it gives away.
     """
     global _left_out
-    count = max(_count(config.keep_values), int(config.stop_at_nan))
+    count = _count()
     if not count:
         return None
     step = KeptStep(graph, record, donated)
@@ -179,9 +194,16 @@ def kept_values() -> KeptValues:
     return KeptValues(numbers, _nbytes(*_kept), last, _left_out)
 
 
-def _count(setting: str | int) -> int:
-    """Return how many steps a setting keeps."""
-    return setting if isinstance(setting, int) else int(setting == "last")
+def since(number: int) -> list[KeptStep]:
+    """Return the steps from a number on whose inputs are kept, the latest first."""
+    return [step for step in reversed(_kept) if step.number >= number]
+
+
+def _count() -> int:
+    """Return how many steps are kept: a step is known to be finite while the next one runs."""
+    setting = config.keep_values
+    kept = setting if isinstance(setting, int) else int(setting == "last")
+    return max(kept, 2 * config.stop_at_nan)
 
 
 def _nbytes(*steps: KeptStep) -> int:
@@ -191,11 +213,11 @@ def _nbytes(*steps: KeptStep) -> int:
     return sum(sizes.values())
 
 
-def _follow(value: str | int) -> None:
-    """Let go of what a new setting no longer keeps."""
+def trim(_: object = None) -> None:
+    """Let go of what the settings no longer keep."""
     with lock:
-        while len(_kept) > _count(value):
+        while len(_kept) > _count():
             _kept.popleft().release()
 
 
-follow("keep_values", _follow)
+follow("keep_values", trim)

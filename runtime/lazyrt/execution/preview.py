@@ -302,10 +302,12 @@ def look(
         part = data if whole else _window(data, starts)
     return Look(
         summary=summary,
-        value=transfer.to_host(part, dtype, site),
+        value=transfer.to_host(part, dtype, site, is_look=True),
         at=(0,) * len(shape) if whole else starts,
         is_whole=whole,
-        picture=None if picture is None else transfer.to_host(picture, torch.float32),
+        picture=None
+        if picture is None
+        else transfer.to_host(picture, torch.float32, is_look=True),
     )
 
 
@@ -331,7 +333,7 @@ def edges(
     ]
     with jax_compat.scope():
         _, array = place(data)
-        return transfer.to_host(array[np.ix_(*kept)], dtype, site)
+        return transfer.to_host(array[np.ix_(*kept)], dtype, site, is_look=True)
 
 
 def _checked(axes: Sequence[object], rank: int) -> list[int]:

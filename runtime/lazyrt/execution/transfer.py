@@ -89,9 +89,20 @@ def sent(data: Any) -> torch.Tensor | None:
 
 
 def to_host(
-    data: Any, dtype: torch.dtype, site: SourceLocation | None = None
+    data: Any,
+    dtype: torch.dtype,
+    site: SourceLocation | None = None,
+    *,
+    is_look: bool = False,
 ) -> torch.Tensor:
-    """Wait for a device array and copy it into a new CPU tensor of `dtype`."""
+    """Wait for a device array and copy it into a new CPU tensor of `dtype`.
+
+    Args:
+        data: The array.
+        dtype: The torch dtype that it stands for.
+        site: Who asked, for events.
+        is_look: Whether a view or a peek did, and not the program.
+    """
     process.check_not_forked()
     start = time.perf_counter_ns()
     memory.make_sure(data.nbytes, "a copy to the host")
@@ -102,7 +113,7 @@ def to_host(
         tensor = torch.from_numpy(words).view(dtype)
     else:
         tensor = torch.from_numpy(array)
-    _tell("to_host", array.nbytes, start, site)
+    _tell("to_host", array.nbytes, start, site, is_look=is_look)
     return tensor
 
 
@@ -123,12 +134,15 @@ def borrowed(data: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_copy(
-    borrowed_part: torch.Tensor, site: SourceLocation | None = None
+    borrowed_part: torch.Tensor,
+    site: SourceLocation | None = None,
+    *,
+    is_look: bool = False,
 ) -> torch.Tensor:
     """Return a copy of a part of what `borrowed` gave, which nobody else changes."""
     start = time.perf_counter_ns()
     copy = borrowed_part.clone()
-    _tell("to_host", copy.nbytes, start, site)
+    _tell("to_host", copy.nbytes, start, site, is_look=is_look)
     return copy
 
 
@@ -174,7 +188,12 @@ def _copy(
 
 
 def _tell(
-    direction: Direction, nbytes: int, start: int, site: SourceLocation | None
+    direction: Direction,
+    nbytes: int,
+    start: int,
+    site: SourceLocation | None,
+    *,
+    is_look: bool = False,
 ) -> None:
     if events.active():
         events.emit(
@@ -183,5 +202,6 @@ def _tell(
                 nbytes=nbytes,
                 duration_ns=time.perf_counter_ns() - start,
                 site=site,
+                is_look=is_look,
             )
         )

@@ -22,6 +22,7 @@ from lazyrt.execution import (
     transfer,
 )
 from lazyrt.execution.executor import barrier
+from lazyrt.execution.graph_registry import Run
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import (
     finalisers,
@@ -92,13 +93,16 @@ def to_look_at(chain: Chain) -> Any:
     return transfer.as_array(_on_host(chain))
 
 
-def to_host(chain: Chain, site: SourceLocation | None) -> torch.Tensor:
+def to_host(
+    chain: Chain, site: SourceLocation | None, *, is_look: bool = False
+) -> torch.Tensor:
     """Return a view's elements as a new CPU tensor."""
     memory.wait_for(chain.data)
     on_device = _by_the_device(chain)
     if on_device is not None:
-        return transfer.to_host(on_device, chain.views[-1].type[1], site)
-    return transfer.own_copy(_on_host(chain), site)
+        dtype = chain.views[-1].type[1]
+        return transfer.to_host(on_device, dtype, site, is_look=is_look)
+    return transfer.own_copy(_on_host(chain), site, is_look=is_look)
 
 
 def same_views(chain: Chain, base: Buffer) -> View:
@@ -211,7 +215,7 @@ def peek(tensor: torch.Tensor, site: SourceLocation | None = None) -> torch.Tens
     """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
     with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
-        return _finish(reading.found, tensor, site)
+        return _finish(reading.found, tensor, site, is_look=True)
 
 
 def peek_all(
@@ -232,7 +236,7 @@ def peek_all(
             ]
             del computed
         return [
-            _finish(found, tensor, site)
+            _finish(found, tensor, site, is_look=True)
             for found, tensor in zip(reading.found, tensors, strict=True)
         ]
 
@@ -303,7 +307,8 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
         if isinstance(reading.found, torch.Tensor):
             return reading.found
         host = _finish(reading.found, tensor, site)
-    deferred_asserts.raise_failed()
+    run, _ = made_in(state_of(tensor).base)
+    deferred_asserts.raise_failed(through=run.step if isinstance(run, Run) else -1)
     return host
 
 
@@ -374,15 +379,19 @@ def _start_peek(tensor: torch.Tensor, site: SourceLocation | None) -> Any:
 
 
 def _finish(
-    found: Any, tensor: torch.Tensor, site: SourceLocation | None
+    found: Any,
+    tensor: torch.Tensor,
+    site: SourceLocation | None,
+    *,
+    is_look: bool = False,
 ) -> torch.Tensor:
     """Wait for data without the lock, and copy it to the host.
 
     A barrier of another thread meanwhile donates a copy of it: see `sharing.reading`.
     """
     if isinstance(found, Chain):
-        return to_host(found, site)
-    return _fetch(found, tensor, site)
+        return to_host(found, site, is_look=is_look)
+    return _fetch(found, tensor, site, is_look=is_look)
 
 
 def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
@@ -502,10 +511,14 @@ def type_of(tensor: torch.Tensor) -> Value:
 
 
 def _fetch(
-    data: Any, tensor: torch.Tensor, site: SourceLocation | None
+    data: Any,
+    tensor: torch.Tensor,
+    site: SourceLocation | None,
+    *,
+    is_look: bool,
 ) -> torch.Tensor:
     memory.wait_for(data)
-    host = _host_copy(data, tensor.dtype, site)
+    host = _host_copy(data, tensor.dtype, site, is_look=is_look)
     strides = tensor.stride()
     if host.stride() != strides and _is_dense(tensor):
         host = torch.empty_strided(host.shape, strides, dtype=host.dtype).copy_(host)
@@ -519,14 +532,15 @@ _host_copies: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
 
 def _host_copy(
-    data: Any, dtype: torch.dtype, site: SourceLocation | None
+    data: Any, dtype: torch.dtype, site: SourceLocation | None, *, is_look: bool
 ) -> torch.Tensor:
     if not pending.eager:
-        return transfer.to_host(data, dtype, site)
+        return transfer.to_host(data, dtype, site, is_look=is_look)
     with lock:
         known = _host_copies.pop(id(data), None)
     if known is None or known[0]() is not data:
-        known = (weakref.ref(data), transfer.to_host(data, dtype, site))
+        host = transfer.to_host(data, dtype, site, is_look=is_look)
+        known = (weakref.ref(data), host)
     if known[1].nbytes <= _HOST_COPIES_BYTES:
         with lock:
             _host_copies[id(data)] = known  # at the end: the latest read goes last

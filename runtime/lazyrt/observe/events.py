@@ -331,12 +331,17 @@ class OpExecuted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFinished(Event):
-    """Bytes were copied between the host and the device."""
+    """Bytes were copied between the host and the device.
+
+    Attributes:
+        is_look: Whether a view or a peek asked, and not the program.
+    """
 
     direction: Direction
     nbytes: int
     duration_ns: int
     site: SourceLocation | None = None
+    is_look: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,6 +187,8 @@ class Metrics:
     def _count_transfer(self, event: events.TransferFinished) -> None:
         self.counts[f"transfers_{event.direction}"] += 1
         self.counts[f"bytes_{event.direction}"] += event.nbytes
+        if event.is_look:  # tells nothing of the program
+            return
         time_name, data_name = _TRANSFER_NAMES[event.direction]
         self._add(time_name, event.duration_ns, site=event.site)
         self._add(data_name, event.nbytes, unit="bytes", site=event.site)
