@@ -421,7 +421,8 @@ def _pair(lowered: Any, donated: Donated, placements: Placements | None = None) 
     module = lowered.compiler_ir("stablehlo")
     with module.context:
         function = _main_of(module)
-        kinds = function.type
+        # Each access makes a Python list of all types anew.
+        inputs, results = list(function.type.inputs), list(function.type.results)
         attributes = [
             {item.name: item.attr for item in each} for each in function.arg_attrs
         ]
@@ -430,9 +431,7 @@ def _pair(lowered: Any, donated: Donated, placements: Placements | None = None) 
             own = attributes[argument]
             own.pop("tf.aliasing_output", None)
             own.pop("jax.buffer_donor", None)
-            fits = (
-                result is not None and kinds.inputs[argument] == kinds.results[result]
-            )
+            fits = result is not None and inputs[argument] == results[result]
             if result is not None and placements is not None:
                 fits &= placements[0][argument] == placements[1][result]
             if result is None or result in taken or not fits:
