@@ -170,6 +170,7 @@ def compile_text(
     names: Mapping[int, str] | None = None,
     processes: int = 0,
     placements: Placements | None = None,
+    title: str = "main",
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
@@ -185,14 +186,17 @@ def compile_text(
         names: What the user calls arguments, by position; they end up in the HLO's metadata.
         processes: How many run it together, if it has collectives.
         placements: Where its arguments and results are, if it runs on several devices.
+        title: What the HLO module is called, behind jax's `jit_`.
     """
     module = _Module(text, outs)
 
     def main(*args: Any) -> Any:
         return _splice.bind(*args, module=module)
 
+    made = with_ready_scalar(main)
+    made.__name__ = title
     return compile_function(
-        with_ready_scalar(main),
+        made,
         ins,
         donated,
         fast=fast,
@@ -483,8 +487,9 @@ def launcher(executable: Any) -> Launcher:
     jax's own call looks again at the type, layout and place of each argument. It is the way where
     effects or hidden arguments pass through it, or where it is made differently.
     """
-    if isinstance(executable, ReplicatedExecutable):
-        return executable.launch
+    own: Launcher | None = getattr(executable, "launch", None)
+    if own is not None:
+        return own
     inner: Any = getattr(getattr(executable, "_executable", None), "unsafe_call", None)
     try:
         run, handlers = inner.xla_executable.execute_sharded, inner.out_handler.handlers
@@ -530,6 +535,8 @@ def giver(*shape: int, dtype: Any) -> Giver:
 
 def serialise(executable: Any) -> bytes:
     """Return an executable as bytes for `deserialise` in a process of equal versions."""
+    if getattr(executable, "launch", None):  # one of ours, which pickles itself
+        return pickle.dumps(executable)
     parts = serialize_executable.serialize(executable)
     count = len(executable.runtime_executable().local_devices())
     return pickle.dumps(parts if count == 1 else (*parts, count))
@@ -539,7 +546,10 @@ def deserialise(data: bytes) -> Any:
     """Load what `serialise` gave; only ever feed it files that this user's lazyrt wrote."""
     if b"lapack_" in data:
         _initialise_lapack()
-    payload, in_tree, out_tree, *count = pickle.loads(data)  # noqa: S301
+    found = pickle.loads(data)  # noqa: S301
+    if not isinstance(found, tuple):
+        return found
+    payload, in_tree, out_tree, *count = found
     devices = jax.local_devices()[: count[0]] if count else [device()]
     return serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, execution_devices=devices
