@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import threading
 import time
@@ -67,6 +68,8 @@ _WEIGHTS = {
     "exponential-minus-one": 105.0,
     "power": 570.0,
 }
+_HEADER = re.compile(r"HloModule ([\w.\-]+)")
+_LAYER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
 _FIRST_RUNS = 4
@@ -100,6 +103,7 @@ class Run(NamedTuple):
         device, program, number: As the trace numbers them.
         start_ns, end_ns: Of its first and last instruction, of `time.perf_counter_ns`.
         ops: Names of the instructions that ran.
+        module: What XLA calls the program; empty where the trace does not say.
     """
 
     device: int
@@ -108,6 +112,7 @@ class Run(NamedTuple):
     start_ns: int
     end_ns: int
     ops: frozenset[str]
+    module: str = ""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -116,12 +121,13 @@ class Run(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A program that was handed to the device."""
+    """A graph that was handed to the device, which runs it as one or several programs."""
 
     fingerprint: str
     purpose: str
     step: int
     time_ns: int
+    programs: int = 1
 
 
 _RunKey = tuple[int, int, int]
@@ -151,7 +157,8 @@ def read_trace(trace: DeviceTrace) -> Traced:
     found = Traced()
     ends: dict[_RunKey, tuple[int, int]] = {}
     own: dict[_RunKey, Counter[str]] = defaultdict(Counter)
-    for events in _instructions(trace):
+    modules: dict[_RunKey, str] = {}
+    for events in _instructions(trace, modules):
         for start, end, key in events:
             run, op = key[:3], key[3]
             found.times.setdefault(run, Counter())[op] += 1
@@ -160,7 +167,10 @@ def read_trace(trace: DeviceTrace) -> Traced:
         for start, end, key in _innermost(events):
             own[key[:3]][key[3]] += end - start
     found.runs = sorted(
-        (Run(*run, *ends[run], frozenset(times)) for run, times in found.times.items()),
+        (
+            Run(*run, *ends[run], frozenset(times), modules[run])
+            for run, times in found.times.items()
+        ),
         key=lambda run: run.start_ns,
     )
     found.spent = own
@@ -184,8 +194,10 @@ def _side_by_side(runs: Sequence[Run]) -> Iterator[list[Run]]:
         yield group
 
 
-def _instructions(trace: DeviceTrace) -> Iterator[list[_Segment]]:
-    """Yield the runs of instructions of each thread or stream."""
+def _instructions(
+    trace: DeviceTrace, modules: dict[_RunKey, str]
+) -> Iterator[list[_Segment]]:
+    """Yield the runs of instructions of each thread or stream; note their programs' names."""
     from jax.profiler import ProfileData
 
     if not trace.data:
@@ -219,6 +231,7 @@ def _instructions(trace: DeviceTrace) -> Iterator[list[_Segment]]:
                     int(stats.get("run_id", 0)),
                     str(op),
                 )
+                modules[key[:3]] = str(stats.get("hlo_module", ""))
                 events.append((start, start + int(event.duration_ns), key))
             if events:
                 yield events
@@ -262,6 +275,8 @@ class Program:
     """
 
     def __init__(self, text: str, nodes: Sequence[Node] = ()) -> None:
+        header = _HEADER.match(text)
+        self._module = header[1] if header is not None else ""
         self._origins = _by_label(nodes)
         self._found: dict[str, tuple[Graph, int]] = {}
         self._shares: dict[str, dict[Place, float]] = {}
@@ -277,9 +292,10 @@ class Program:
                     if inner is not None and graph.ops[node] != "fusion":
                         stack.append(inner)
 
-    def has(self, ops: frozenset[str]) -> bool:
-        """Return whether all these are its instructions."""
-        return all(op in self._found for op in ops)
+    def has(self, run: Run) -> bool:
+        """Return whether it is what ran: it has that name, and all those instructions."""
+        is_named = not run.module or run.module == self._module
+        return is_named and all(op in self._found for op in run.ops)
 
     def shares(self, name: str) -> dict[Place, float]:
         """Return where an instruction's time belongs, in shares that add up to 1."""
@@ -415,11 +431,14 @@ def _by_label(nodes: Sequence[Node]) -> dict[tuple[str, str], dict[Place, float]
             label, part = f"{label}{_BACKWARD}", "backward"
             forward = origin.backward.forward
             site = (forward.site if forward is not None else None) or site
+        # A program that equal layers share names none of them; its time is spread over all.
+        shared = _LAYER.sub(r"\1*", origin.module, count=1)
+        of_any = label.replace(origin.module, shared) if origin.module else label
         file, line, cell = (
             ("", 0, None) if site is None else (site.file, site.line, site.cell)
         )
         where = Place(file, line, cell, origin.path, node.op.name, part)  # type: ignore[arg-type]
-        for key in {(label, written), (label, "")}:
+        for key in itertools.product({label, of_any}, {written, ""}):
             weights[key][where] += max(1, round(run_ns(node)))
     return {
         key: {where: ns / sum(found.values()) for where, ns in found.items()}
@@ -676,19 +695,26 @@ def launches_of_runs(
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
 ) -> list[Launch | None]:
-    """Return which launch each run came from: the first one left that has its instructions."""
+    """Return which launch each run came from: the first one left that has its instructions.
+
+    A launch is left until it has as many runs as it has programs.
+    """
     found: list[Launch | None] = []
     left = deque(launches)
+    runs_of: Counter[Launch] = Counter()
     for run in runs:
         fits = [
             k
             for k, launch in enumerate(left)
             if launch.time_ns <= run.start_ns + _TOLERANCE_NS
-            and any(each.has(run.ops) for each in programs.get(launch.fingerprint, ()))
+            and any(each.has(run) for each in programs.get(launch.fingerprint, ()))
         ]
         found.append(left[fits[0]] if fits else None)
         if fits:
-            del left[fits[0]]
+            launch = left[fits[0]]
+            runs_of[launch] += 1
+            if runs_of[launch] == launch.programs:
+                del left[fits[0]]
     return found
 
 
@@ -782,19 +808,22 @@ def device_time(
             if launch is not None and launch not in window.whole:
                 continue  # an end of the window cut it
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
-            program = next((p for p in builds if p.has(run.ops)), None)
+            program = next((p for p in builds if p.has(run)), None)
             spent, times = traced.spent[run.key], traced.times[run.key]
             whole.append(
                 _WholeRun(run, launch, program, spent, times, traced.busy[run.key])
             )
-            if launch is not None:
+            if launch is not None and launch in left:
                 left.remove(launch)
     usual = _usual_times(whole)
+    by_launch: dict[Launch, list[dict[Place, Sequence[float]]]] = defaultdict(list)
     for each in whole:
         costs = each.costs(usual[each.program])
         sums.add(costs, each.launch)
         if each.launch is not None:
-            known[each.launch.fingerprint].append(costs)
+            by_launch[each.launch].append(costs)
+    for launch, parts in by_launch.items():
+        known[launch.fingerprint].append(_sum(parts))
     means = {name: _mean(costs) for name, costs in known.items()}
     guessed = [launch for launch in left if launch.fingerprint in means]
     for launch in guessed:
@@ -834,11 +863,20 @@ def _length(costs: Mapping[Place, Sequence[float]]) -> int:
 def _mean(
     runs: Sequence[Mapping[Place, Sequence[float]]],
 ) -> dict[Place, Sequence[float]]:
+    return {
+        where: [number / len(runs) for number in numbers]
+        for where, numbers in _sum(runs).items()
+    }
+
+
+def _sum(
+    runs: Sequence[Mapping[Place, Sequence[float]]],
+) -> dict[Place, Sequence[float]]:
     total: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
     for costs in runs:
         for where, numbers in costs.items():
             for k, number in enumerate(numbers):
-                total[where][k] += number / len(runs)
+                total[where][k] += number
     return {**total}
 
 
@@ -912,7 +950,9 @@ def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
 
 def launch_of(event: events.ExecuteStarted) -> Launch:
     """Return the launch that an `ExecuteStarted` tells of."""
-    return Launch(event.fingerprint, event.purpose, event.step, event.time_ns)
+    return Launch(
+        event.fingerprint, event.purpose, event.step, event.time_ns, event.programs
+    )
 
 
 # ----------------------------------------------------------------------------- roofline

@@ -121,6 +121,8 @@ class Config(Readable):
             time and about three times the run time; or `tiered`, which starts with the fast
             build and takes the optimised one when a background thread has made it. From that
             step on results differ by rounding. Environment: LAZYRT_COMPILE_TIER.
+        share_layers: Let the fast build of a step compile equal layers once, as programs that run one
+            after another, where that saves compile time. Environment: LAZYRT_SHARE_LAYERS.
         barrier_after_optimizer: Whether a barrier follows `optimizer.step()` outside `step()`.
             Environment: LAZYRT_BARRIER_AFTER_OPTIMIZER.
         max_pending_nodes: A barrier follows when more ops than this are pending; 0 switches
@@ -193,6 +195,9 @@ class Config(Readable):
     )
     compile_tier: Literal["optimised", "fast", "tiered"] = field(
         default_factory=lambda: os.environ.get("LAZYRT_COMPILE_TIER", "optimised")  # type: ignore[arg-type,return-value]
+    )
+    share_layers: bool = field(
+        default_factory=lambda: flag("LAZYRT_SHARE_LAYERS", default=True)
     )
     barrier_after_optimizer: bool = field(
         default_factory=lambda: flag("LAZYRT_BARRIER_AFTER_OPTIMIZER", default=True)
@@ -389,6 +394,7 @@ _KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Config)}
 _VARIABLES = {
     "read_policy": ("LAZYRT_READ_POLICY",),
     "compile_tier": ("LAZYRT_COMPILE_TIER",),
+    "share_layers": ("LAZYRT_SHARE_LAYERS",),
     "barrier_after_optimizer": ("LAZYRT_BARRIER_AFTER_OPTIMIZER",),
     "max_pending_nodes": ("LAZYRT_MAX_PENDING_NODES",),
     "max_interned_nodes": ("LAZYRT_MAX_INTERNED_NODES",),

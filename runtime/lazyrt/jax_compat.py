@@ -171,6 +171,7 @@ def compile_text(
     names: Mapping[int, str] | None = None,
     processes: int = 0,
     placements: Placements | None = None,
+    title: str = "main",
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
@@ -186,14 +187,17 @@ def compile_text(
         names: What the user calls arguments, by position; they end up in the HLO's metadata.
         processes: How many run it together, if it has collectives.
         placements: Where its arguments and results are, if it runs on several devices.
+        title: What the HLO module is called, behind jax's `jit_`.
     """
     module = _Module(text, outs)
 
     def main(*args: Any) -> Any:
         return _splice.bind(*args, module=module)
 
+    made = with_ready_scalar(main)
+    made.__name__ = title
     return compile_function(
-        with_ready_scalar(main),
+        made,
         ins,
         donated,
         fast=fast,
@@ -422,7 +426,8 @@ def _pair(lowered: Any, donated: Donated, placements: Placements | None = None) 
     module = lowered.compiler_ir("stablehlo")
     with module.context:
         function = _main_of(module)
-        kinds = function.type
+        # Each access makes a Python list of all types anew.
+        inputs, results = list(function.type.inputs), list(function.type.results)
         attributes = [
             {item.name: item.attr for item in each} for each in function.arg_attrs
         ]
@@ -431,9 +436,7 @@ def _pair(lowered: Any, donated: Donated, placements: Placements | None = None) 
             own = attributes[argument]
             own.pop("tf.aliasing_output", None)
             own.pop("jax.buffer_donor", None)
-            fits = (
-                result is not None and kinds.inputs[argument] == kinds.results[result]
-            )
+            fits = result is not None and inputs[argument] == results[result]
             if result is not None and placements is not None:
                 fits &= placements[0][argument] == placements[1][result]
             if result is None or result in taken or not fits:
@@ -485,8 +488,9 @@ def launcher(executable: Any) -> Launcher:
     jax's own call looks again at the type, layout and place of each argument. It is the way where
     effects or hidden arguments pass through it, or where it is made differently.
     """
-    if isinstance(executable, ReplicatedExecutable):
-        return executable.launch
+    own: Launcher | None = getattr(executable, "launch", None)
+    if own is not None:
+        return own
     inner: Any = getattr(getattr(executable, "_executable", None), "unsafe_call", None)
     try:
         run, handlers = inner.xla_executable.execute_sharded, inner.out_handler.handlers
@@ -533,6 +537,8 @@ def giver(*shape: int, dtype: Any) -> Giver:
 
 def serialise(executable: Any) -> bytes:
     """Return an executable as bytes for `deserialise` in a process of equal versions."""
+    if getattr(executable, "launch", None):  # one of ours, which pickles itself
+        return pickle.dumps(executable)
     count = len(executable.runtime_executable().local_devices())
     parts = serialize_executable.serialize(executable)
     return pickle.dumps((*parts, count, memory_plan(executable)))
@@ -542,7 +548,10 @@ def deserialise(data: bytes) -> Any:
     """Load what `serialise` gave; only ever feed it files that this user's lazyrt wrote."""
     if b"lapack_" in data:
         _initialise_lapack()
-    payload, in_tree, out_tree, count, plan = pickle.loads(data)  # noqa: S301
+    loaded = pickle.loads(data)  # noqa: S301
+    if not isinstance(loaded, tuple):
+        return loaded
+    payload, in_tree, out_tree, count, plan = loaded
     found = serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, execution_devices=jax.local_devices()[:count]
     )

@@ -333,3 +333,40 @@ def test_where_another_trace_is_taken_the_ends_of_executions_stand_for_the_devic
     assert profile.lines == ()
     assert profile.device_ns > 0
     assert "end the other one first" in str(profile)
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_layers_that_share_a_program_have_their_own_time():
+    torch.manual_seed(0)
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh()) for _ in range(12)
+    ]
+    model = torch.nn.Sequential(*blocks).to("lazyrt")
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.ones(64, 16).to("lazyrt")
+
+    def step():
+        model(x).square().mean().backward()  # the loss
+        optimizer.step()
+
+    with lazyrt.config.scoped(compile_tier="fast", share_layers=True):
+        for _ in range(2):
+            step()
+        lazyrt.wait()
+        launches: list[events.Event] = []
+        with (
+            lazyrt.subscribe(launches.append, events.ExecuteStarted),
+            lazyviz.profile() as profile,
+        ):
+            for _ in range(4):
+                step()
+
+    # The first layer is like the others in its forward alone: its input needs no gradient.
+    assert {
+        each.programs for each in launches if isinstance(each, events.ExecuteStarted)
+    } == {25}
+    time = {each.scope: each for each in profile.scopes}
+    layers = [time[f"{k}.0"] for k in range(12)]
+    assert all(layer.forward_ns and layer.backward_ns for layer in layers)
+    unknown = sum(line.device_ns for line in profile.lines if not line.file)
+    assert unknown < 0.2 * sum(line.device_ns for line in profile.lines)

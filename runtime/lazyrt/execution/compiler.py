@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import cache, process, replicas
+from lazyrt.execution import cache, linked, process, replicas
 from lazyrt.execution.host_kernel import HostKernel
+from lazyrt.lowering.blocks import parts_of
 from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.partitioning import mesh_of
@@ -163,11 +164,16 @@ def drop(keys: Iterable[str]) -> None:
 
 
 def executable_of(fingerprint: str) -> Any:
-    """Return the executable by which steps last ran a graph; None if none is in memory."""
+    """Return the executable by which steps last ran a graph; None if none is in memory.
+
+    One that shares layers has no HLO of the whole, and does not count.
+    """
     with _lock:
         for key in reversed(_executables):
-            if key.startswith(fingerprint) and _is_of_step(key):
-                return _executables[key]
+            found = _executables[key]
+            is_whole = not isinstance(found, linked.LinkedExecutable)
+            if is_whole and key.startswith(fingerprint) and _is_of_step(key):
+                return found
     return None
 
 
@@ -201,6 +207,7 @@ def graph_key(graph: Canonical, donated: Iterable[int], *, fast: bool) -> str:
     Which result takes a donated argument's memory is not part of it: results are the same.
     """
     tier = "fast" if fast else "optimised"
+    tier += ", layers shared" * (fast and config.share_layers)
     key = f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
     return key + _of_this_process(given_rules(graph), processes_of(graph.nodes))
 
@@ -321,9 +328,19 @@ def _build_of(
 ) -> tuple[Callable[[], Any], cache.Facts]:  # fmt: skip
     """Return what compiles a graph, and what a list of executables says of it."""
     processes = processes_of(graph.nodes)
+    shares_layers = (
+        fast
+        and purpose == "step"
+        and config.share_layers
+        and not processes
+        and placements is None
+        and jax_compat.device().platform == "cpu"
+    )
 
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
+        if shares_layers and (shared := _with_shared_layers(graph, donated, purpose)):
+            return shared
         start = time.perf_counter_ns()
         text = emit_text(
             graph,
@@ -332,14 +349,7 @@ def _build_of(
             fast=fast,
             partitioned=placements is not None,
         )
-        events.emit(
-            events.LoweringFinished(
-                fingerprint=graph.fingerprint,
-                purpose=purpose,
-                nodes=len(graph.nodes),
-                duration_ns=time.perf_counter_ns() - start,
-            )
-        )
+        _tell_lowered(graph, purpose, start)
         try:
             made = jax_compat.compile_text(
                 text,
@@ -365,6 +375,33 @@ def _build_of(
         written_s=time.time(),
     )
     return build, facts
+
+
+def _with_shared_layers(
+    graph: Canonical, donated: Donated, purpose: Purpose
+) -> linked.LinkedExecutable | None:
+    """Return a build that compiles equal layers once; None where that saves no time."""
+    start = time.perf_counter_ns()
+    try:
+        parts = parts_of(graph)
+        if not parts:
+            return None
+        _tell_lowered(graph, purpose, start)
+        return linked.link(graph, parts, donated, given_rules(graph))
+    except Exception:  # noqa: BLE001 - the whole program tells what is wrong
+        _log.info("compiling layers by themselves failed", exc_info=True)
+        return None
+
+
+def _tell_lowered(graph: Canonical, purpose: Purpose, start: int) -> None:
+    events.emit(
+        events.LoweringFinished(
+            fingerprint=graph.fingerprint,
+            purpose=purpose,
+            nodes=len(graph.nodes),
+            duration_ns=time.perf_counter_ns() - start,
+        )
+    )
 
 
 def _graph_key(

@@ -73,5 +73,9 @@ def device_trace() -> DeviceTrace:
 
 
 def compiled_texts(fingerprint: str) -> tuple[str, ...]:
-    """Return the optimised HLO of a graph's executables in memory, one for each of its builds."""
-    return tuple(map(compiled_text, compiler.executables_of(fingerprint)))
+    """Return the optimised HLO of the programs that a graph's builds in memory consist of."""
+    return tuple(
+        compiled_text(program)
+        for build in compiler.executables_of(fingerprint)
+        for program in getattr(build, "programs", [build])
+    )

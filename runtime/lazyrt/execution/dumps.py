@@ -12,6 +12,7 @@ from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
 from lazyrt.execution.graph import Graph
+from lazyrt.execution.linked import LinkedExecutable
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,
@@ -140,7 +141,7 @@ def _after(record: CompiledGraph, graph: Canonical) -> str:
     fast = record.key.tier == "fast"
     key = compiler.graph_key(graph, record.key.donated, fast=fast)
     executable = compiler.lookup(key)
-    if executable is None:
+    if executable is None or isinstance(executable, LinkedExecutable):
         names = record.input_names
         executable = compiler.compile_uncounted(
             emit_text(graph, names), argument_types(graph), result_types(graph), names

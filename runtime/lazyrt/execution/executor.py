@@ -728,6 +728,7 @@ def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> Sequence[
             donated=plan.donated,
             time_ns=started,
             dispatch_ns=time.perf_counter_ns() - started,
+            programs=getattr(plan.executable, "launch_count", 1),
         )
     )
     completion.watch(

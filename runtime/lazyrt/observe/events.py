@@ -273,7 +273,11 @@ class CacheHit(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecuteStarted(Event):
-    """An executable was handed to the device; its work goes on in the background."""
+    """An executable was handed to the device; its work goes on in the background.
+
+    Attributes:
+        programs: How many programs of XLA it runs, more than one where layers are shared.
+    """
 
     fingerprint: str
     purpose: Purpose
@@ -284,6 +288,7 @@ class ExecuteStarted(Event):
     donated: int
     time_ns: int
     dispatch_ns: int
+    programs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
