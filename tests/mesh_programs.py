@@ -8,6 +8,7 @@ Each prints one line of JSON for each thing that it tried.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.frontend.buffers import state_of
+from lazyviz import formatters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -300,6 +302,17 @@ def exchanges() -> None:
     live = lazyrt.live_tensors_report(namespace={"w": w, "v": v})
     own = [row.by_device for row in live.rows if row.name in {"w", "v"}]
     tell("live bytes", [live.summary, own])
+    grid = _split()
+    tell(
+        "shards",
+        [
+            lazyrt.shards_of(w),
+            lazyrt.shards_of(grid),
+            lazyrt.shards_of(WHOLE.to("lazyrt")),
+        ],
+    )
+    page = formatters._page(lazyrt, grid, "")
+    tell("page", re.findall(r">([^<]+)<", page[page.index("split (") :]))
     product = w @ v
     before = lazyrt.counters()
     pending = lazyrt.pending_graph(product).lower()

@@ -122,6 +122,18 @@ def test_live_tensors_have_their_bytes_on_each_device(small):
     assert re.search(r" on each of 8 devices", summary)
 
 
+def test_the_parts_of_a_tensor_have_their_devices_and_its_display_draws_them(small):
+    columns, grid, whole = small["shards"]
+
+    assert columns == [
+        [[[0, 8], [0, 4]], [0, 2, 4, 6]],
+        [[[0, 8], [4, 8]], [1, 3, 5, 7]],
+    ]
+    assert [devices for _, devices in grid] == [[k] for k in range(8)]
+    assert whole == []
+    assert " ".join(small["page"][:6]) == "dim 0 \\ dim 1 0:4 4:8 0:2 0 1"
+
+
 def test_collectives_say_why_data_moves_and_what_to_do(small):
     added, *moved = small["reasons"]
 
