@@ -224,7 +224,8 @@ def _idle(step: Callable[[], object], steps: int) -> tuple[float, float]:
 def _cost() -> float:
     """Return what training steps take while a profile is taken, against none, in turns.
 
-    By the median of the CPU times of twenty steps each, those after the start of a profile too.
+    Each round has ten times twenty steps of both, those after the start of a profile too. The result
+    is the median of the rounds' ratios, of which each is that of medians of the CPU time.
     """
     import lazyrt
     import lazyviz
@@ -232,7 +233,7 @@ def _cost() -> float:
 
     training = Training()
 
-    def steps() -> list[float]:
+    def steps() -> float:
         lazyrt.wait()
         found = []
         for _ in range(_CHUNKS):
@@ -240,13 +241,12 @@ def _cost() -> float:
             for _ in range(_COST_STEPS):
                 training.update(training.loss())
             found.append(time.thread_time() - start)
-        return found
+        return statistics.median(found)
 
     steps()
-    plain: list[float] = []
-    profiled: list[float] = []
+    ratios = []
     for _ in range(_ROUNDS):
-        plain += steps()
+        plain = steps()
         with lazyviz.profile():
-            profiled += steps()
-    return statistics.median(profiled) / statistics.median(plain)
+            ratios.append(steps() / plain)
+    return statistics.median(ratios)

@@ -36,6 +36,12 @@ _ROWS, _WIDTH = 256, 256
 _GUARD_GOAL_MS = 1.0
 _FAULTS = 50
 _SUM = 10.0  # of four ranks
+# This folder is no place for imports: it has a module that is called as one of Python's own.
+_ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
+    "PYTHONSAFEPATH": "1",
+    "LAZYRT_CACHE_DIR": "",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -103,7 +109,7 @@ def _processes(task: str, count: int, *arguments: object) -> dict[str, Any]:
         task,
         *arguments,
         processes=count,
-        environment={"PYTHONPATH": _path(), "LAZYRT_RECORD": "", "LAZYRT_CACHE_DIR": ""},
+        environment={**_ENVIRONMENT, "LAZYRT_RECORD": ""},
         live=False,
     )  # fmt: skip
     if not found.ok:
@@ -113,10 +119,10 @@ def _processes(task: str, count: int, *arguments: object) -> dict[str, Any]:
 
 
 def _devices(count: int) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": _path(), "LAZYRT_NUM_DEVICES": str(count)}  # fmt: skip
+    environment = {**os.environ, **_ENVIRONMENT, "LAZYRT_NUM_DEVICES": str(count)}
     done = subprocess.run(  # noqa: S603 - our own module
         [sys.executable, str(ROOT / "benchmarks" / "replicas.py"), "devices"],
-        env={**environment, "LAZYRT_CACHE_DIR": ""},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -125,10 +131,6 @@ def _devices(count: int) -> dict[str, Any]:
         raise BenchmarkError(f"{count} devices failed:\n{done.stderr}")
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
-
-
-def _path() -> str:
-    return os.pathsep.join([str(ROOT), str(ROOT / "runtime")])
 
 
 def _soaked(steps: int) -> Report:

@@ -99,14 +99,16 @@ def number_text(value: Any) -> str:
 
 def _page(runtime: Any, tensor: Any, shown: str) -> str:
     """Return a tensor's display as HTML: statistics first, the rest folded."""
-    from lazyviz.render.values import picture_axes, tensor_doc
+    from lazyviz.render.values import picture_axes, shards_table, tensor_doc
 
     pictured = tensor.numel() >= _MIN_PICTURED
     axes = picture_axes(tuple(tensor.shape)) if pictured else ()
     look = runtime.look(tensor, axes)
     plan, listing = _plan(runtime, tensor)
     line = " · ".join([facts(look), *_standing(tensor)])
-    return tensor_doc(line, shown, look, plan, listing).to_html()
+    shards = runtime.shards_of(tensor)
+    parts = shards_table(shards, runtime.sharding_of(tensor)) if shards else None
+    return tensor_doc(line, shown, look, plan, listing, parts).to_html()
 
 
 def _standing(tensor: Any) -> list[str]:

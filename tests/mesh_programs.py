@@ -8,7 +8,9 @@ Each prints one line of JSON for each thing that it tried.
 from __future__ import annotations
 
 import json
+import re
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.frontend.buffers import state_of
+from lazyviz import formatters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -299,6 +302,17 @@ def exchanges() -> None:
     live = lazyrt.live_tensors_report(namespace={"w": w, "v": v})
     own = [row.by_device for row in live.rows if row.name in {"w", "v"}]
     tell("live bytes", [live.summary, own])
+    grid = _split()
+    tell(
+        "shards",
+        [
+            lazyrt.shards_of(w),
+            lazyrt.shards_of(grid),
+            lazyrt.shards_of(WHOLE.to("lazyrt")),
+        ],
+    )
+    page = formatters._page(lazyrt, grid, "")
+    tell("page", re.findall(r">([^<]+)<", page[page.index("split (") :]))
     product = w @ v
     before = lazyrt.counters()
     pending = lazyrt.pending_graph(product).lower()
@@ -310,6 +324,53 @@ def exchanges() -> None:
     ]
     tell("reasons", told)
     tell("compiles for them", (lazyrt.counters() - before)["compiles"])
+
+
+def products() -> None:
+    """A gather for a product names its operands."""
+    row = lazyrt.mesh({"data": 8})
+    h, w = torch.ones(64, 64).to("lazyrt"), torch.ones(64, 16).to("lazyrt")
+    lazyrt.shard(h, row, (None, "data"))
+    lazyrt.shard(w, row, (None, "data"))
+    found = [lazyrt.pending_graph(h @ w).lower().collectives()]
+    lazyrt.shard(w, row, ("data", None))
+    found.append(lazyrt.pending_graph(h @ w).lower().collectives())
+    x, v = torch.ones(256, 64).to("lazyrt"), torch.ones(64, 32).to("lazyrt")
+    lazyrt.shard(x, row, ("data", None))
+    lazyrt.shard(v, row, ("data", None))
+    found.append(lazyrt.pending_graph(x @ v).lower().collectives())
+    tell(
+        "products",
+        [[[c.kind, c.source, c.tensor, c.why, c.fix] for c in each] for each in found],
+    )
+
+
+def gathers() -> None:
+    """A value that is gathered though each device needs its part alone is a warning at its line."""
+    cube = lazyrt.mesh({"a": 2, "b": 2, "c": 2})
+    whole = torch.arange(4096.0).reshape(64, 64)
+
+    def step(*specs: Any) -> list[Any]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            x = lazyrt.shard(whole.to("lazyrt"), cube, ("a", None))
+            turned = (x * 2).t().contiguous()
+            for spec in specs:
+                lazyrt.shard(turned, cube, spec)
+            result = turned + 1
+            del turned, x
+            lazyrt.mark_step()
+        is_right = _is_close(result, (whole * 2).t() + 1)
+        return [
+            [[w.category.__name__, w.lineno, str(w.message)] for w in told],
+            is_right,
+        ]
+
+    tell(
+        "gathers",
+        [step((("a", "b"), None)), step(("a",), (("a", "b"), None))],
+    )
+    tell("line of the gather", step.__code__.co_firstlineno + 4)
 
 
 def disk() -> None:

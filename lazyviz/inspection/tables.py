@@ -147,15 +147,17 @@ def collectives(found: Sequence[Any], name: str) -> Doc:
         for each in sorted(found, key=lambda each: -each.nbytes)
     ]
     total = text.size(sum(each.nbytes for each in found))
-    said: dict[tuple[str, str, str], list[Any]] = {}
+    said: dict[tuple[str, ...], list[Any]] = {}
     for each in sorted(found, key=lambda each: -each.nbytes):
         if each.why:
-            said.setdefault((each.line, each.why, each.fix), []).append(each)
+            key = each.source, each.line, each.why, each.fix
+            said.setdefault(key, []).append(each)
     reasons: list[Part] = []
-    for (line, why, fix), those in list(said.items())[:_REASONS]:
+    for (source, line, why, fix), those in list(said.items())[:_REASONS]:
         kinds = " and ".join(dict.fromkeys(each.kind for each in those))
         size = text.size(sum(each.nbytes for each in those))
-        where = f" at {line.rpartition('/')[2]}" if line else ""
+        where = f" for `{source}`" if source else ""
+        where += f" at {line.rpartition('/')[2]}" if line else ""
         reasons.append(Line(f"{kinds} of {size}{where}: {why}"))
         reasons += [Advice("mend", fix)] if fix else []
     return Doc(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part
+from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part, Table
 from lazyviz.render import html
 from lazyviz.render.html import Fragment, markup
 
@@ -38,6 +38,7 @@ _LOW, _MIDDLE, _HIGH = (0, 90, 181), (247, 247, 247), (220, 90, 0)
 _NOT_FINITE = (204, 0, 153)
 
 _MAX_SHOWN = 40_000
+_MAX_SHARDS = 16  # rows and columns
 _OPEN_BELOW = 65  # elements: so few are read at a glance
 _MIN_PICTURED = 16
 
@@ -266,7 +267,56 @@ def _listing(title: str, text: str, *, is_open: bool = False) -> str:
     )
 
 
-def tensor_doc(facts: str, text: str, look: Look, plan: str, listing: str = "") -> Doc:
+def shards_table(shards: Sequence[Any], spec: object) -> Doc:
+    """Return where the parts of a tensor are: its split dimensions as rows and columns, devices in them.
+
+    Args:
+        shards: As `lazyrt.shards_of` returns them.
+        spec: How the tensor is split.
+
+    Example:
+        >>> from types import SimpleNamespace as Shard
+        >>> parts = [Shard(bounds=((k, k + 2), (0, 4)), devices=(k, k + 1)) for k in (0, 2)]
+        >>> print(shards_table(parts, ("data", None)))
+        split ('data', None) in 2 parts; the devices that have each
+        dim 0    0:2   2:4
+        -------  ----  ----
+        devices  0, 1  2, 3
+    """
+    dims = [
+        dim
+        for dim in range(len(shards[0].bounds))
+        if len({each.bounds[dim] for each in shards}) > 1
+    ]
+    across = dims[-1:]
+    down = dims[:-1]
+
+    def at(shard: Any, chosen: Sequence[int]) -> str:
+        return ", ".join("{}:{}".format(*shard.bounds[dim]) for dim in chosen)
+
+    columns = list(dict.fromkeys(at(each, across) for each in shards))[:_MAX_SHARDS]
+    rows: dict[str, dict[str, str]] = {}
+    for each in shards:
+        cell = ", ".join(map(str, each.devices))
+        rows.setdefault(at(each, down), {})[at(each, across)] = cell
+    names = [" \\ ".join(", ".join(f"dim {d}" for d in g) for g in (down, across) if g)]
+    body = [
+        [name or "devices", *(row[column] for column in columns)]
+        for name, row in list(rows.items())[:_MAX_SHARDS]
+    ]
+    more = "" if len(columns) * len(body) == len(shards) else "; not all are shown"
+    head = f"split {spec} in {len(shards)} parts; the devices that have each{more}"
+    return Doc([Note(head), Table([*names, *columns], body)])
+
+
+def tensor_doc(
+    facts: str,
+    text: str,
+    look: Look,
+    plan: str,
+    listing: str = "",
+    shards: Doc | None = None,
+) -> Doc:
     """Return the display of a tensor: one line of statistics; values, picture and plan folded.
 
     Args:
@@ -275,6 +325,7 @@ def tensor_doc(facts: str, text: str, look: Look, plan: str, listing: str = "") 
         look: What was seen of it.
         plan: One line about the op that makes it, or made it.
         listing: The pending ops that it needs, as text; empty for data.
+        shards: Where its parts are; None for a whole one.
     """
     is_small = look.summary.elements < _OPEN_BELOW
     values = Fold(Fragment(marked(facts)), [Code(_shortened(text))], is_open=is_small)
@@ -282,6 +333,7 @@ def tensor_doc(facts: str, text: str, look: Look, plan: str, listing: str = "") 
     picture = Fold("histogram and picture", [Drawn("", lambda: pictures)])
     made = Fold(plan, [Code(_shortened(listing))]) if listing else Note(plan)
     parts: list[Part] = [values, *([picture] if pictures else []), made]
+    parts += [shards] if shards is not None else []
     return Doc(parts, css_class="lazyviz-tensor")
 
 

@@ -82,7 +82,7 @@ try:
     from lazyrt.control.live_tensors import LiveReport, LiveTensor
     from lazyrt.control.loader import DeviceLoader
     from lazyrt.control.marks import scope
-    from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of
+    from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of, shards_of
     from lazyrt.control.rollback import discard_pending, discarded_graph
     from lazyrt.control.status import status
     from lazyrt.control.step import step
@@ -110,7 +110,7 @@ __all__ = [
     "mark_step",
     "materialise", "mesh", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
     "optimizer_step", "origin", "pending_graph", "plan", "record_steps", "reset_counters", "reuse_choice", "scope",
-    "shard", "sharding_of", "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
+    "shard", "sharding_of", "shards_of", "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
     "testing",
     "times_run", "wait", "wait_for_closures", "watch_executions", "watch_pauses", "watch_tracing",
 ]  # fmt: skip

@@ -82,6 +82,10 @@ class ReplicaWarning(UserWarning):
     """One rank runs collectives under a condition on its rank; others may not come there."""
 
 
+class ShardingWarning(UserWarning):
+    """Data is gathered on every device of a mesh though each needs a part of it alone."""
+
+
 class ScopeError(LazyRuntimeError):
     """A barrier inside an open scope, whose ops it would tear apart."""
 

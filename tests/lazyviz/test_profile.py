@@ -195,6 +195,36 @@ def test_the_time_to_record_an_op_for_the_first_time_is_told_as_such(monkeypatch
     lazyrt.mark_step()
 
 
+def test_nobody_looks_at_the_program_while_a_barrier_takes_long(monkeypatch):
+    looks: list[bool] = []
+    in_barrier: list[bool] = []
+
+    def take_long(_event):
+        in_barrier.append(True)
+        time.sleep(0.03)
+        in_barrier.clear()
+
+    look = tracing.PauseWatch._look
+    monkeypatch.setattr(
+        tracing.PauseWatch,
+        "_look",
+        lambda watch: (looks.append(bool(in_barrier)), look(watch)),
+    )
+    with (
+        lazyrt.watch_pauses(lambda pause: None),
+        lazyrt.on_barrier(take_long),
+    ):
+        matrix().tanh()
+        lazyrt.mark_step()
+        matrix().tanh()
+        time.sleep(0.03)
+        matrix().tanh()
+
+    assert looks
+    assert not any(looks)
+    lazyrt.mark_step()
+
+
 def test_backward_counts_for_the_line_of_its_forward_and_update_apart():
     model = torch.nn.Linear(64, 64).to("lazyrt")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

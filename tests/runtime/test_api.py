@@ -75,6 +75,7 @@ NAMES = [
     "scope",
     "shard",
     "sharding_of",
+    "shards_of",
     "short_metrics_report",
     "snapshot",
     "stand_in",

@@ -51,7 +51,8 @@ def run(*names):
 def small():
     """What the small programs tell, which share a process."""
     return run(
-        "reads", "looks", "writes", "constraints", "reasons", "exchanges", "disk", "refused", "names_of_torch_xla",
+        "reads", "looks", "writes", "constraints", "reasons", "exchanges", "products", "gathers", "disk", "refused",
+        "names_of_torch_xla",
     )  # fmt: skip
 
 
@@ -121,6 +122,18 @@ def test_live_tensors_have_their_bytes_on_each_device(small):
     assert re.search(r" on each of 8 devices", summary)
 
 
+def test_the_parts_of_a_tensor_have_their_devices_and_its_display_draws_them(small):
+    columns, grid, whole = small["shards"]
+
+    assert columns == [
+        [[[0, 8], [0, 4]], [0, 2, 4, 6]],
+        [[[0, 8], [4, 8]], [1, 3, 5, 7]],
+    ]
+    assert [devices for _, devices in grid] == [[k] for k in range(8)]
+    assert whole == []
+    assert " ".join(small["page"][:6]) == "dim 0 \\ dim 1 0:4 4:8 0:2 0 1"
+
+
 def test_collectives_say_why_data_moves_and_what_to_do(small):
     added, *moved = small["reasons"]
 
@@ -132,6 +145,34 @@ def test_collectives_say_why_data_moves_and_what_to_do(small):
             "`input 0 (f32[8,8])` is split (None, 'model') over data = 4"
         )
         assert fix.startswith("split it as its readers do")
+
+
+def test_a_gather_for_a_product_names_its_operands_and_the_mend_ends_it(small):
+    (gather,), mended, cheaper = small["products"]
+
+    assert gather[:3] == ["all-gather", "h @ w", "h"]
+    assert gather[3].startswith("`h` is split on dim 1")
+    assert gather[4].startswith("shard `w` on dim 0")
+    assert [kind for kind, *_ in mended] == ["all-reduce"]
+    assert cheaper[0][:3] == ["all-gather", "x @ v", "v"]
+    assert cheaper[0][3].endswith("an all-reduce of the result would move more")
+    assert not cheaper[0][4]
+
+
+def test_a_gather_that_no_device_needs_is_a_warning_at_its_line_and_the_mend_ends_it(
+    small,
+):
+    (told, is_right), (mended, is_still_right) = small["gathers"]
+
+    ((kind, line, text),) = told
+    assert (kind, line) == ("ShardingWarning", small["line of the gather"])
+    assert text.startswith(
+        "each device gathers 16.0 KiB (f32[64,64]) for `turned = (x * 2).t().contiguous()`: no device "
+        "needs it whole, each keeps 4.0 KiB of it"
+    )
+    assert not mended
+    assert is_right
+    assert is_still_right
 
 
 def test_an_executable_for_a_mesh_comes_from_disk(small):
@@ -294,7 +335,7 @@ def test_a_program_without_a_mesh_asks_for_no_sharding(monkeypatch):
 
 
 def test_groups_of_devices_are_counted_in_each_notation():
-    from lazyrt.execution.graph import _group_size
+    from lazyrt.lowering.exchanges import _group_size
 
     assert _group_size("channel_id=1, replica_groups={{0,2,4,6},{1,3,5,7}}") == 4
     assert _group_size("replica_groups=[4,2]<=[8], dimensions={0}") == 2

@@ -202,6 +202,64 @@ def test_equal_collectives_are_launched_whatever_else_the_ranks_compute(
     assert executable.launches == 1
 
 
+def _other_comes(world: replicas.World, executable: Any, what: str) -> replicas._Sum:
+    """Let the other rank come to the first launch, to run the same or something else."""
+    found = executable.launch.__closure__
+    guards = (c.cell_contents for c in found)
+    guard = next(each for each in guards if isinstance(each, replicas._Guard))
+    digest = guard._digests[_WORLD] if what == "the same" else what
+    said = replicas._Launch(1, {_WORLD: (1, digest)}, "2 ops", "mark_step()", "b.py:7")
+    return replicas._Sum(world, said)
+
+
+class _Asked:
+    """A store that notes what it is asked."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._store, name)
+
+
+def test_the_rank_that_comes_last_asks_the_store_once(world: replicas.World) -> None:
+    executable = _program()
+    _other_comes(world, executable, "the same")
+    world.store = asked = _Asked(world.store)
+
+    executable.launch([])
+
+    assert executable.launches == 1
+    assert asked.calls == ["add"]
+
+
+def test_a_rank_that_comes_after_another_gave_up_does_not_launch(
+    world: replicas.World,
+) -> None:
+    executable = _program()
+    _other_comes(world, executable, "the same").spoil()
+    _other_says(world, 1, what=replicas._GAVE_UP)
+
+    with pytest.raises(ReplicaError, match="rank 1 gave up waiting for this launch"):
+        executable.launch([])
+    assert executable.launches == 0
+
+
+def test_ranks_whose_sum_differs_compare_what_they_say(
+    world: replicas.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_DEAD_S", 0.01)  # the other one publishes no program
+    executable = _program()
+    _other_comes(world, executable, "something else")
+    _other_says(world, 1)
+
+    with pytest.raises(ReplicaError, match=r"rank 1: 2 ops, read by .item\(\)"):
+        executable.launch([])
+    assert executable.launches == 0
+
+
 def test_the_guard_can_be_switched_off(world: replicas.World) -> None:
     executable = _program()
     with lazyrt.config.scoped(replica_guard=False):

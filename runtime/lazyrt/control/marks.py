@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _is_profiled = TraceAnnotation.is_enabled
+# Names of their own: an attribute of an imported object is looked up anew in each call.
+_frame, _known_library, _UNKNOWN = sys._getframe, library_files.get, True
+_innermost, _set_innermost = innermost_scope.get, innermost_scope.set
 
 
 # ------------------------------------------------------------------------------- scopes
@@ -62,8 +65,7 @@ class scope(ActiveScope):  # noqa: N801 - used like a function: `with scope("los
         UsageError: The name is empty or no text.
     """
 
-    __slots__ = ("_is_new",)
-    _is_annotated = True
+    __slots__ = ()
 
     def __init__(self, name: str) -> None:
         if not name or not isinstance(name, str):
@@ -72,31 +74,29 @@ class scope(ActiveScope):  # noqa: N801 - used like a function: `with scope("los
                 "Give it a word: `with lazyrt.scope('loss'):`."
             )
         self.name = name
-        self._is_new = True
+        self.part = 0
 
     # Each layer of a model may enter one in each step, so this counts nanoseconds.
     def __enter__(self) -> Self:
-        try:
-            del self._is_new  # which one thread alone can do, once
-        except AttributeError:
+        if self.part:
             opened = ActiveScope()
             opened.name, opened.owner = self.name, self
         else:
             opened = self
-        frame = sys._getframe(1)
+        opened.part = 1  # no other thread runs between the question and this
+        frame = _frame(1)
         code = frame.f_code
-        if library_files.get(code.co_filename, True):
+        if _known_library(code.co_filename, _UNKNOWN):
             opened.code, opened.instruction = _user_code(frame)
         else:
             opened.code, opened.instruction = code, frame.f_lasti
-        opened.part = 1
         opened.annotation = None
-        if _is_profiled() and self._is_annotated:
+        if _is_profiled():
             opened.annotation = self._annotation()
             opened.annotation.__enter__()
-        opened.outer = innermost_scope.get()
-        innermost_scope.set(opened)
-        opened.started_ns = perf_counter_ns()
+        opened.outer = _innermost()
+        _set_innermost(opened)
+        opened.started_ns = perf_counter_ns() if scope_listeners else 0
         return self
 
     def __exit__(
@@ -105,12 +105,15 @@ class scope(ActiveScope):  # noqa: N801 - used like a function: `with scope("los
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if scope_listeners or innermost_scope.get() is not self:
+        opened = _innermost()
+        if scope_listeners or (
+            opened is not self and getattr(opened, "owner", None) is not self
+        ):
             self._close()
             return
-        innermost_scope.set(self.outer)
-        if self.annotation is not None:
-            self.annotation.__exit__(None, None, None)
+        _set_innermost(opened.outer)  # type: ignore[union-attr]
+        if opened.annotation is not None:  # type: ignore[union-attr]
+            opened.annotation.__exit__(None, None, None)  # type: ignore[union-attr]
 
     def _close(self) -> None:
         """Leave what was entered last, and tell of it; coroutines may end in any order."""
@@ -225,7 +228,7 @@ def _path(opened: tuple[ActiveScope, ...], inner: ActiveScope) -> str:
 
 
 def _tell_end(ended: ActiveScope, opened: tuple[ActiveScope, ...]) -> None:
-    if not scope_listeners:
+    if not (scope_listeners and ended.started_ns):  # opened before anybody listened
         return
     events.emit(
         events.ScopeFinished(

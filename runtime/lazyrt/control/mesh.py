@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -230,12 +230,50 @@ def sharding_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         tensor: A tensor of the device. XLA decides about most pending ones when they run: of these
             the answer is None.
     """
-    require_lazy(tensor, "sharding_of()")
-    with lock:
-        state = state_of(tensor)
-        found = None if state.is_pending else shardings.of_data(state.base.data)
-    if found is None or tuple(tensor.shape) != state.base.type[0]:
+    found = _computed(tensor, "sharding_of()")
+    if found is None:
         return None
     return tuple(
         names[0] if len(names) == 1 else (names or None) for names in found.split
     )
+
+
+class Shard(NamedTuple):
+    """A part of a tensor.
+
+    Attributes:
+        bounds: First index along each dimension, and the one behind the last.
+        devices: Numbers of the devices that have it.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    devices: tuple[int, ...]
+
+
+def shards_of(tensor: torch.Tensor) -> tuple[Shard, ...]:
+    """Return the parts of a computed tensor and where they are, in row-major order.
+
+    Args:
+        tensor: A tensor of the device; a whole or a pending one has no parts.
+    """
+    found = _computed(tensor, "shards_of()")
+    if found is None:
+        return ()
+    shape = tuple(tensor.shape)
+    where: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    placed = shardings.placement(found.mesh, found).devices_indices_map(shape)
+    for device, index in placed.items():
+        bounds = tuple(
+            part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
+        )
+        where.setdefault(bounds, []).append(device.id)
+    return tuple(Shard(at, tuple(sorted(where[at]))) for at in sorted(where))
+
+
+def _computed(tensor: torch.Tensor, caller: str) -> Sharding | None:
+    """Return the sharding of a computed tensor; None of a whole, a pending one and a view."""
+    require_lazy(tensor, caller)
+    with lock:
+        state = state_of(tensor)
+        found = None if state.is_pending else shardings.of_data(state.base.data)
+    return found if tuple(tensor.shape) == state.base.type[0] else None

@@ -26,6 +26,7 @@ from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.lowering.blocks import parts_of
 from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
+from lazyrt.lowering.exchanges import warn_of_gathers
 from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
@@ -257,7 +258,10 @@ def compile_graph(
     build, facts = _build_of(
         graph, donated, fast, purpose, names, placements, numbered=numbered
     )
-    return _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+    made = _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+    if placements is not None and purpose == "step":
+        warn_of_gathers(made, graph)
+    return made
 
 
 def tier_up(

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.read.open import graph_of
-from lazygraph.readable import Readable
-from lazygraph.types import type_bytes
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
@@ -22,6 +16,7 @@ from lazyrt.lowering.emit import (
     function_places,
     result_types,
 )
+from lazyrt.lowering.exchanges import Collective, collectives_in
 from lazyrt.lowering.hlo_places import compiled_text, with_all_places
 from lazyrt.lowering.partitioning import mesh_of, placements_of
 
@@ -97,122 +92,6 @@ class Graph:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective(Readable):
-    """One exchange of data between devices.
-
-    Attributes:
-        kind: Such as `all-reduce`.
-        type: What each device gets.
-        nbytes: Its size.
-        devices: How many exchange with each other; 0 where the program does not say.
-        line: The user's line that it comes from; empty where unknown.
-        scope: The module that recorded it.
-        tensor: The input of the program that it moves, or that alone leads to what it moves; empty
-            where several do.
-        why: Why data moves; empty where the program itself asks for it.
-        fix: What to do about it; empty where it is what the shardings cost.
-    """
-
-    kind: str
-    type: str
-    nbytes: int
-    devices: int
-    line: str
-    scope: str
-    tensor: str = ""
-    why: str = ""
-    fix: str = ""
-
-
-_COLLECTIVES = frozenset((
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
-    "collective-broadcast", "ragged-all-to-all",
-))  # fmt: skip
-_MOVES = _COLLECTIVES - {"all-reduce", "reduce-scatter"}
-_INPUT = re.compile(
-    r"(%[\w.-]+) = \S+ parameter\((\d+)\)(?:[^\n]*?op_name=\"([^\"]*)\")?"
-)
-_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
-_MESH = re.compile(r"replica_groups=mesh\[([^]]*)\]")
-_NAMED = re.compile(r"\{((?:'\w+'(?:, ?)?)+)\}")
-
-
-def _group_size(attributes: str) -> int:
-    """Return how many devices a collective's groups have; XLA writes them in three ways."""
-    mesh, named = _MESH.search(attributes), _NAMED.search(attributes)
-    if mesh is not None and named is not None:
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
-        names = re.findall(r"'(\w+)'", named[1])
-        return math.prod(int(sizes[name]) for name in names)
-    found = _GROUPS.search(attributes)
-    if found is None:
-        return 0
-    return int(found[2]) if found[2] else found[1].count(",") + 1
-
-
-def _collectives_in(text: str, graph: Canonical) -> tuple[Collective, ...]:
-    program = graph_of(text)
-    inputs = {
-        name: (int(number), called)
-        for name, number, called in _INPUT.findall(text[text.rfind("\nENTRY ") :])
-    }
-    sources: list[frozenset[tuple[int, str]]] = []  # inputs that each value comes from
-    found = []
-    for node in program:
-        if node.op == "parameter":
-            sources.append(frozenset({inputs.get(node.name, (-1, ""))}))
-        else:
-            sources.append(frozenset().union(*(sources[k] for k in node.operands)))
-        kind = node.op.removesuffix("-start")
-        if kind in _COLLECTIVES:
-            tensor, why, fix = _reason(kind, sources[-1], graph)
-            found.append(
-                Collective(
-                    kind=kind,
-                    type=node.type,
-                    nbytes=type_bytes(node.type),
-                    devices=_group_size(node.attrs),
-                    line=node.site,
-                    scope=node.scope,
-                    tensor=tensor,
-                    why=why,
-                    fix=fix,
-                )
-            )
-    return tuple(found)
-
-
-def _reason(
-    kind: str, sources: frozenset[tuple[int, str]], graph: Canonical
-) -> tuple[str, str, str]:
-    """Return the input that a collective moves, why it does, and what to do about it."""
-    if mesh_of(graph) is None:  # the program has called it
-        return "", "", ""
-    if kind not in _MOVES:
-        return "", "each device has added up its own part: the sum is over all", ""
-    number, called = next(iter(sources)) if len(sources) == 1 else (-1, "")
-    leaf = graph.data[number] if 0 <= number < len(graph.data) else None
-    sharding = None if leaf is None else leaf.sharding
-    if leaf is None or sharding is None:
-        why = "a result is split otherwise than what reads it needs"
-        return (
-            "",
-            why,
-            "say how it is to be split: lazyrt.shard(t, mesh, spec) behind its line",
-        )
-    is_named = called and not called.startswith("args[")
-    name = (
-        called if is_named else f"input {number} ({type_text(leaf.shape, leaf.dtype)})"
-    )
-    need = "whole" if kind == "all-gather" else "in other parts"
-    why = f"`{name}` is split {sharding}, and what reads it needs it {need}"
-    fix = "split it as its readers do, by another dimension or axis"
-    if is_named:
-        fix += f"; or leave it whole: lazyrt.shard({name}, mesh, ())"
-    return name, why, fix
-
-
 class Computation:
     """The StableHLO module of a graph.
 
@@ -269,7 +148,7 @@ class Computation:
         Of the executable that steps run, else of a copy that is compiled for the eye.
         """
         text = self.known_hlo() or self.as_text("hlo")
-        return _collectives_in(text, self._graph.canonical)
+        return collectives_in(text, self._graph.canonical)
 
     def estimate_compile_ns(self) -> int:
         """Return how long XLA takes for it, from the compiles of this process so far."""

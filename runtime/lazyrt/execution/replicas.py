@@ -21,6 +21,7 @@ import threading
 import time
 import warnings
 import zlib
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ _FAREWELL_S = 5.0
 _MAX_IN_FLIGHT = 2  # collective programs; about 32 block XLA's threads for ever
 _LATE_S = 1.0  # after which a rank that does not come is worth a warning
 _SHOWN_LINES = 6
+_SUM_BITS = 62  # of an integer of the store
 _GAVE_UP = "gave up"
 
 
@@ -81,6 +83,7 @@ class World:
     condition: Callable[[], str]
     _launches: dict[_Ranks, int] = field(default_factory=dict)
     _published: list[tuple[list[str], set[int]]] = field(default_factory=list)
+    _stale: deque[str] = field(default_factory=deque)
     _seen: dict[int, tuple[bytes, float]] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _beating: threading.Thread | None = None
@@ -103,6 +106,8 @@ class World:
             line = self.line_of(sys._current_frames().get(main or 0))
             try:
                 store.set(f"lazyrt/beat/{self.rank}", f"{number} {line}")
+                while self._stale:
+                    store.delete_key(self._stale.popleft())
             except Exception:  # noqa: BLE001 - the store has ended: so does the program
                 return
             if self._ended.wait(_BEAT_S):
@@ -132,8 +137,12 @@ class World:
         number = self._launches[ranks] = self._launches.get(ranks, 0) + 1
         return number
 
+    def forget(self, keys: Iterable[str]) -> None:
+        """Delete keys that no rank reads any more, from the thread that beats."""
+        self._stale.extend(keys)
+
     def forget_published(self, keys: list[str], readers: set[int]) -> None:
-        """Delete this rank's keys of earlier launches, and remember those of this one.
+        """Forget this rank's keys of earlier launches, and remember those of this one.
 
         Args:
             keys: What this rank has published.
@@ -142,8 +151,7 @@ class World:
         """
         for earlier in [each for each in self._published if each[1] <= readers]:
             self._published.remove(earlier)
-            for key in earlier[0]:
-                self.store.delete_key(key)
+            self.forget(earlier[0])
         self._published.append((keys, readers))
 
 
@@ -344,6 +352,57 @@ def _launch(rank: int, text: bytes) -> _Launch:
     return _Launch(rank, digests, *said)
 
 
+class _Sum:
+    """Tells whether all ranks of a group are at one launch, by one number that each adds to.
+
+    The upper bits count the ranks that have come, the lower ones add up what they run. The rank that
+    comes last so knows after one trip to the store, and the others after asking it now and then.
+
+    Args:
+        here: The processes.
+        own: What this rank is about to launch, with one group.
+    """
+
+    def __init__(self, here: World, own: _Launch) -> None:
+        ((self._ranks, (number, digest)),) = own.digests.items()
+        self._store = here.store
+        size = len(self._ranks)
+        bits = size.bit_length()
+        self._shift = _SUM_BITS - bits
+        said = hashlib.blake2b(f"{digest} {own.condition}".encode(), digest_size=8)
+        self._own = int.from_bytes(said.digest()) >> (64 - self._shift + bits)
+        self._key, earlier = (
+            f"lazyrt/sum/{'-'.join(map(str, self._ranks))}/{n}"
+            for n in (number, number - 1)
+        )
+        self._total: int = self._store.add(self._key, (1 << self._shift) + self._own)
+        if self._is_complete:  # so no rank asks for the sum before
+            here.forget([earlier])
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._total >> self._shift == len(self._ranks)
+
+    def agree(self) -> bool:
+        """Return whether all have come, to launch the same; asks if they had not yet."""
+        if not self._is_complete:
+            self._total = self._store.add(self._key, 0)
+        said = self._total & ((1 << self._shift) - 1)
+        return self._is_complete and said == len(self._ranks) * self._own
+
+    def come(self) -> bool:
+        """Wait a moment for the others; return whether all have come, to launch the same."""
+        until, pause = time.monotonic() + _POLL_S, _PAUSE_S
+        while not self.agree() and not self._is_complete and time.monotonic() < until:
+            time.sleep(pause)
+            pause *= 2
+        return self.agree()
+
+    def spoil(self) -> None:
+        """Let ranks that come later see that this one has given up."""
+        self._store.add(self._key, 1)
+
+
 class _Guard:
     """Compares the collectives that ranks are about to launch.
 
@@ -391,6 +450,11 @@ class _Guard:
         }
         condition = here.condition()
         own = _Launch(here.rank, digests, self._what, cause, str(site or ""), condition)
+        # Ranks in several groups depend on what is launched in groups that they are not in.
+        together = _Sum(here, own) if len(digests) == 1 else None
+        if together is not None and together.come():
+            _common.add(condition)
+            return
         here.store.multi_set(own.keys, [str(own)] * len(own.keys))
         known = dict.fromkeys(own.keys, own)
         groups = {ranks: number for ranks, (number, _) in digests.items()}
@@ -402,7 +466,11 @@ class _Guard:
                 for rank in ranks
             }
             keys = [key for key in rank_of if key not in known]
-            self._wait(here, own, {key: rank_of[key] for key in keys}, groups)
+            missing = {key: rank_of[key] for key in keys}
+            if self._wait(here, own, missing, groups, together):
+                here.forget_published(own.keys, set(rank_of.values()))
+                _common.add(condition)
+                return
             for key, text in zip(keys, here.store.multi_get(keys), strict=True):
                 known[key] = _launch(rank_of[key], text)
             open_groups = {
@@ -436,12 +504,18 @@ class _Guard:
         own: _Launch,
         rank_of: dict[str, int],
         groups: dict[_Ranks, int],
-    ) -> None:
-        """Wait until some keys are there, each published by a rank."""
+        together: _Sum | None,
+    ) -> bool:
+        """Wait until some keys are there, each published by a rank.
+
+        Returns whether all ranks have meanwhile come to launch the same.
+        """
         start = time.monotonic()
         pause = _PAUSE_S
         keys = [*rank_of]
         while keys and not here.store.check(keys):
+            if together is not None and together.agree():
+                return True
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S)
             waited = time.monotonic() - start
@@ -460,10 +534,13 @@ class _Guard:
             if dead or is_split or waited > config.replica_timeout_s:
                 given_up = replace(own, what=_GAVE_UP)
                 here.store.multi_set(own.keys, [str(given_up)] * len(own.keys))
+                if together is not None:
+                    together.spoil()
                 number = max(groups.values())
                 raise ReplicaError(
                     self._absent(here, own, number, missing, dead, waited)
                 )
+        return False
 
     def _absent(
         self,

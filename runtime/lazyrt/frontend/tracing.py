@@ -241,8 +241,9 @@ class PauseWatch(Closing):
         clock, credit, pause = events.op_clock, float(_CREDIT), _OFTEN_S
         while not self._closed.is_set():
             time.sleep(pause)
-            quiet = time.perf_counter_ns() - clock[0]
-            if quiet > _QUIET_NS:
+            last = clock[0]
+            quiet = time.perf_counter_ns() - last
+            if quiet > _QUIET_NS and last != _before_barrier:
                 self._look()
                 pause = min(max(quiet / 1e9 / _RESOLUTION, _FINEST_S), _COARSEST_S)
                 continue
@@ -286,11 +287,16 @@ def _site_of_call(frame: FrameType) -> SourceLocation:
 _pause_watches: list[PauseWatch] = []
 _around: list[Closing] = []  # what notes barriers, too
 _switch_s = 0.0
+_before_barrier = (
+    0  # the clock when a barrier began, which goes on as long as that stands still
+)
 _missed = record.miss
 
 
 def _barrier_started(event: events.BarrierStarted) -> None:
-    _pause_ended(events.op_clock[0], event.time_ns)
+    global _before_barrier
+    _before_barrier = events.op_clock[0]
+    _pause_ended(_before_barrier, event.time_ns)
 
 
 def _barrier_finished(_event: events.Event) -> None:

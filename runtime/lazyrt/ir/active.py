@@ -132,8 +132,9 @@ class ActiveScope:
         owner: The object that was entered, where that was open already; else it is this one.
         outer: The scope around it.
         code, instruction: Where it was opened; the line is looked up when somebody asks.
-        started_ns: When, by `time.perf_counter_ns`; a barrier that splits the scope renews it.
-        part: 1, and one more for each time that a barrier has split it.
+        started_ns: When, by `time.perf_counter_ns`, or 0 if nobody listened then; a barrier that splits
+            the scope renews it.
+        part: 1, and one more for each time that a barrier has split it; 0 before it is opened.
         annotation: Its mark on a profile of XLA that is being taken, None if none is.
     """
 

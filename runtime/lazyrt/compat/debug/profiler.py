@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import logging
 import sys
@@ -18,7 +19,6 @@ from lazyrt.control.capture import ProfilerServer
 from lazyrt.errors import NoEquivalentError
 
 if TYPE_CHECKING:
-    import contextlib
     import os
     from collections.abc import Callable
     from types import FrameType
@@ -43,6 +43,7 @@ REFUSED = {
 __getattr__ = refuse("torch_xla.debug.profiler", REFUSED)
 
 _log = logging.getLogger(__name__)
+_name_scope = lazyrt.scope.__init__
 
 
 class Trace(lazyrt.scope):
@@ -58,7 +59,7 @@ class Trace(lazyrt.scope):
     __slots__ = ("_facts",)
 
     def __init__(self, name: str, **kwargs: Any) -> None:
-        lazyrt.scope.__init__(self, name)
+        _name_scope(self, name)
         self._facts = kwargs
 
     def _annotation(self) -> jax.profiler.TraceAnnotation:
@@ -74,7 +75,9 @@ class _Label(lazyrt.scope):
     """A scope whose step is on the profile already."""
 
     __slots__ = ()
-    _is_annotated = False
+
+    def _annotation(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
 
 
 class StepTrace(Block, Trace):
