@@ -15,6 +15,7 @@ from lazyrt import jax_compat
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.context import evaluate
 from lazyrt.lowering.dtypes import to_jax_dtype, to_torch_dtype
+from tests.harness import naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -174,16 +175,6 @@ def together() -> Iterator[None]:
     for (call, tolerances), found in zip(calls, results, strict=True):
         with naming(call.func, *call.args):
             compare(found, call.outs, **tolerances)
-
-
-@contextmanager
-def naming(*case: Any) -> Iterator[None]:
-    """Let an exception of the block name the case that it comes from."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"in the case {case}")
-        raise
 
 
 def compare(
