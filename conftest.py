@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 _OF_NOTEBOOKS = {"--nbval", "--nbval-lax"}
 _SANITIZE = Path(__file__).parent / "notebooks/sanitize.cfg"
@@ -49,6 +53,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if _has_notebooks(config):
         config.option.dist = "loadfile"
     return min(os.cpu_count() or 1, 4)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path,
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Leave a file without examples out of the doctests, which would import it to look for some."""
+    found = yield
+    if file_path.suffix != ".py" or ">>>" in file_path.read_text(encoding="utf-8"):
+        return found
+    return [each for each in found if type(each) is pytest.Module]
 
 
 def pytest_collection_modifyitems(

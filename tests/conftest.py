@@ -36,6 +36,10 @@ sys.dont_write_bytecode = False
 # those. A test of the optimised one asks for it, with `config.compile_tier`.
 os.environ.setdefault("LAZYRT_COMPILE_TIER", "fast")
 
+# What validates notebooks compiles dozens of grammars when it is imported, a second in each process,
+# for formats of addresses that no schema of a notebook has.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which has stacks written to stderr
 def pytest_configure(config: pytest.Config) -> None:

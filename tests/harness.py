@@ -145,6 +145,47 @@ def thinned(cases, keep):
     ]
 
 
+_comparisons: list[Any] | None = None
+
+
+def compare_after_the_step(compare, *arguments):
+    """Run what is pending, then compare: at the end of a block of `at_once`, once for all."""
+    if _comparisons is not None:
+        _comparisons.append((compare, arguments))
+        return
+    lazyrt.mark_step()
+    compare(*arguments)
+
+
+@contextlib.contextmanager
+def at_once():
+    """Let programs of the block be recorded one after the other and run as one step.
+
+    Compiling is most of what a small program costs.
+    """
+    global _comparisons  # noqa: PLW0603 - those of the block
+    _comparisons = []
+    try:
+        yield
+        waiting = _comparisons
+    finally:
+        _comparisons = None
+    lazyrt.mark_step()
+    for number, (compare, arguments) in enumerate(waiting):
+        with naming(f"program {number}"):
+            compare(*arguments)
+
+
+@contextlib.contextmanager
+def naming(*case):
+    """Let an exception of the block name the case that it comes from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the case {case}")
+        raise
+
+
 def assert_same(actual, expected, tolerance=1e-6):
     """Compare a lazy tensor with torch's own: shape, strides, dtype and values."""
     assert actual.device.type == DEVICE

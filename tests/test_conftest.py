@@ -1,5 +1,6 @@
 """The shell fixture itself."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -166,6 +167,23 @@ def test_a_share_of_the_tests_is_the_same_each_time_and_of_about_that_size():
     assert sorted(kept + left) == sorted(ids)
     assert 50 < len(kept) < 200
     assert share_of(ids, 1) == (ids, [])
+
+
+def test_a_file_without_examples_is_not_imported_for_doctests(tmp_path):
+    (tmp_path / "without.py").write_text("raise AssertionError\n")
+    (tmp_path / "with.py").write_text('"""\n>>> 1 + 1\n2\n"""\n')
+
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-pconftest", "--doctest-modules", "-v", "."],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "1 passed" in run.stdout
+    assert run.returncode == 0
 
 
 def test_a_marker_of_a_mode_needs_its_reason(tmp_path):

@@ -586,9 +586,8 @@ def test_search_finds_inputs_by_name(explorer):
     assert 'data-kind="input"' in listing["html"]
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_requests_of_no_page_of_ours_are_refused(explorer):
+    for request_ in [
         {"kind": "form", "form": "ptx"},
         {"kind": "form"},
         {"kind": "fold", "by": "colour"},
@@ -603,11 +602,9 @@ def test_search_finds_inputs_by_name(explorer):
         {"kind": "input", "name": "%p0", "at": [-1]},
         {"kind": "input", "name": "%p0", "at": [0.5]},
         {"kind": "input", "name": "%p0", "at": [0] * 1_000},
-    ],
-)
-def test_requests_of_no_page_of_ours_are_refused(explorer, request_):
-    with pytest.raises(RequestError):
-        list(explorer.handle(request_))
+    ]:
+        with pytest.raises(RequestError):
+            list(explorer.handle(request_))
 
 
 def test_exploring_keeps_no_tensor_alive_and_adds_no_root(step):

@@ -244,28 +244,24 @@ def test_a_node_outside_the_part_is_brought_into_view(explorer):
     assert any(box.members == (far,) for box in explorer.shown.boxes)
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
+def test_search_looks_at_op_type_module_and_line(explorer):
+    """By op, shape, name and line."""
+    for text, count in [
         ("addmm", 6),
         ("ADDMM f32[2,4]", 6),
         ("test_explorer.py", 14),
         ("nothing", 0),
         ("", 0),
-    ],
-)
-def test_search_looks_at_op_type_module_and_line(explorer, text, count):
-    """By op, shape, name and line."""
-    found, listing = ask(explorer, kind="search", text=text)
+    ]:
+        found, listing = ask(explorer, kind="search", text=text)
 
-    assert found["count"] == count
-    assert len(found["boxes"]) == count
-    assert listing["kind"] == "panel"
+        assert found["count"] == count
+        assert len(found["boxes"]) == count
+        assert listing["kind"] == "panel"
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
+def test_requests_of_no_page_of_ours_are_refused(explorer):
+    for request_ in [
         None,
         "select",
         {},
@@ -285,11 +281,9 @@ def test_search_looks_at_op_type_module_and_line(explorer, text, count):
         {"kind": "back", "level": 3},
         {"kind": "search", "text": 5},
         {"kind": "search", "text": "x" * 1_000},
-    ],
-)
-def test_requests_of_no_page_of_ours_are_refused(explorer, request_):
-    with pytest.raises(RequestError):
-        list(explorer.handle(request_))
+    ]:
+        with pytest.raises(RequestError):
+            list(explorer.handle(request_))
 
 
 def test_wrong_results_and_hops_are_refused(explorer):
@@ -315,29 +309,29 @@ PAYLOADS = [
 ]
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_names_and_searches_render_as_text(network, payload):
-    inspection = lazyrt.inspect(network[2])
-    explorer = Explorer(
-        pending_subject(inspection, {inspection.graph.roots[0]: payload})
-    )
+def test_names_and_searches_render_as_text(network):
+    for payload in PAYLOADS:
+        inspection = lazyrt.inspect(network[2])
+        explorer = Explorer(
+            pending_subject(inspection, {inspection.graph.roots[0]: payload})
+        )
 
-    shown = [explorer.drawing()]
-    last = inspection.graph.nodes[-1].id
-    shown += [reply["html"] for reply in ask(explorer, kind="node", node=last)]
-    shown += [
-        r["html"] for r in ask(explorer, kind="search", text=payload) if "html" in r
-    ]
+        shown = [explorer.drawing()]
+        last = inspection.graph.nodes[-1].id
+        shown += [reply["html"] for reply in ask(explorer, kind="node", node=last)]
+        shown += [
+            r["html"] for r in ask(explorer, kind="search", text=payload) if "html" in r
+        ]
 
-    for html in shown:
-        for raw in (
-            "<script",
-            "<img src=x",
-            "<svg onload",
-            "' onmouseover",
-            "</pre></details><s",
-        ):
-            assert raw not in html.replace("&#x27; onmouseover", "")
+        for html in shown:
+            for raw in (
+                "<script",
+                "<img src=x",
+                "<svg onload",
+                "' onmouseover",
+                "</pre></details><s",
+            ):
+                assert raw not in html.replace("&#x27; onmouseover", "")
 
 
 def chain_of(count):

@@ -73,12 +73,7 @@ def test_live_shows_a_table_that_stays_in_the_notebook(space):
     assert "<script" not in page
 
 
-@pytest.mark.parametrize(
-    ("options", "first"),
-    [("", "big"), ("--sort bytes --reverse", "a"), ("--sort name", "a"), ("--sort ops", "deep"),
-     ("--sort made at", "big"), ("--above 3", "deep")],
-)  # fmt: skip
-def test_live_sorts_and_filters(space, options, first):
+def test_live_sorts_and_filters(space):
     run(
         space,
         "big = torch.ones(9, 9, device='lazyrt')",
@@ -86,14 +81,24 @@ def test_live_sorts_and_filters(space, options, first):
         "deep = torch.ones(4, device='lazyrt')\nfor _ in range(5): deep = deep + 1",
     )
 
-    line = said(space, f"%lazy live {options}").splitlines()[2]
+    for options, first in [
+        ("", "big"),
+        ("--sort bytes --reverse", "a"),
+        ("--sort name", "a"),
+        ("--sort ops", "deep"),
+        ("--sort made at", "big"),
+        ("--above 3", "deep"),
+    ]:
+        line = said(space, f"%lazy live {options}").splitlines()[2]
 
-    assert line.split()[1] == first
+        assert line.split()[1] == first
 
 
-@pytest.mark.parametrize(
-    ("source", "part"),
-    [
+def test_mistakes_are_explained(space, capsys):
+    run(space, "history = [torch.ones(2, device='lazyrt')]\nn = 5")
+
+    for source, part in [
+        ("%lazy drop traceback", "no exception was shown since the last drop"),
         (
             "%lazy live --sort colour",
             "there is no column 'colour'. Take one of id, name",
@@ -103,14 +108,9 @@ def test_live_sorts_and_filters(space, options, first):
         ("%lazy drop history[0]", "Run `del history[0]`, or %lazy drop history"),
         ("%lazy drop n", "it leads to no tensor on the lazy device"),
         ("%lazy drop Out[99]", "there is no such result. IPython keeps"),
-        ("%lazy drop traceback", "no exception was shown since the last drop"),
-    ],
-)
-def test_mistakes_are_explained(space, capsys, source, part):
-    run(space, "history = [torch.ones(2, device='lazyrt')]\nn = 5")
-
-    assert part in refused(space, capsys, source)
-    assert len(lazyrt.live_tensors()) == 1
+    ]:
+        assert part in refused(space, capsys, source)
+        assert len(lazyrt.live_tensors()) == 1
 
 
 def test_a_growing_list_is_named_with_its_cell_and_line(space):
@@ -282,17 +282,15 @@ def test_dropping_the_traceback_frees_what_it_kept(space):
     assert getattr(sys, "last_value", None) is None
 
 
-@pytest.mark.parametrize(
-    "magic", ["%lazy explore nothing", "%lazy drop nothing", "%lazy reuse [x, x]"]
-)
-def test_a_magic_that_failed_holds_no_tensor_and_is_no_holder(space, magic):
-    run(space, "x = torch.ones(4, device='lazyrt')\nlazyrt.mark_step()", magic)
+def test_a_magic_that_failed_holds_no_tensor_and_is_no_holder(space):
+    for magic in ["%lazy explore nothing", "%lazy drop nothing", "%lazy reuse [x, x]"]:
+        run(space, "x = torch.ones(4, device='lazyrt')\nlazyrt.mark_step()", magic)
 
-    (row,) = live.report(lazyrt, space).rows
-    run(space, "del x")
+        (row,) = live.report(lazyrt, space).rows
+        run(space, "del x")
 
-    assert [holder.text for holder in row.holders] == ["x"]
-    assert live.report(lazyrt, space).rows == ()
+        assert [holder.text for holder in row.holders] == ["x"]
+        assert live.report(lazyrt, space).rows == ()
 
 
 def test_frames_of_the_runtime_are_no_holders(monkeypatch):
@@ -309,25 +307,22 @@ def test_frames_of_the_runtime_are_no_holders(monkeypatch):
     assert not any("materialise" in place for place in places)
 
 
-@pytest.mark.parametrize(
-    "call", ["t.reshape(7)", "t[0].reshape(7)", "t @ t", "t + t[:, :1][:3]"]
-)
-def test_an_error_that_the_device_raises_keeps_no_tensor_of_the_failed_cell(
-    space, call
-):
+def test_an_error_that_the_device_raises_keeps_no_tensor_of_the_failed_cell(space):
     """Neither the traceback nor the runtime's own frames behind it keep one."""
-    run(space, "x = torch.ones(4, 5, device='lazyrt')\nlazyrt.mark_step()")
-    gc.disable()
-    try:
-        run(
-            space, f"def fails():\n    t = x * 2\n    u = t.relu()\n    {call}\nfails()"
-        )
-        names = [row.names for row in live.report(lazyrt, space).rows]
-    finally:
-        gc.enable()
+    for call in ["t.reshape(7)", "t[0].reshape(7)", "t @ t", "t + t[:, :1][:3]"]:
+        run(space, "x = torch.ones(4, 5, device='lazyrt')\nlazyrt.mark_step()")
+        gc.disable()
+        try:
+            run(
+                space,
+                f"def fails():\n    t = x * 2\n    u = t.relu()\n    {call}\nfails()",
+            )
+            names = [row.names for row in live.report(lazyrt, space).rows]
+        finally:
+            gc.enable()
 
-    assert space.last_execution_result.error_in_exec is not None
-    assert names == [("x",)]
+        assert space.last_execution_result.error_in_exec is not None
+        assert names == [("x",)]
 
 
 def test_targets_ask_for_variables_alone(space):

@@ -103,9 +103,8 @@ def test_a_result_is_let_go_at_once_and_a_variable_after_a_question(table, used)
     assert ask(table, kind="keep") == [{"kind": "note", "html": ""}]
 
 
-@pytest.mark.parametrize(
-    ("request_", "part"),
-    [
+def test_requests_are_checked(table, used):
+    for request_, part in [
         (None, "no request that the live table knows"),
         ({"kind": ["drop"]}, "no request that the live table knows"),
         ({"kind": "sort", "column": "colour"}, "is no column"),
@@ -117,12 +116,10 @@ def test_a_result_is_let_go_at_once_and_a_variable_after_a_question(table, used)
             {"kind": "drop", "name": "torch", "confirmed": True},
             "leads to no live tensor",
         ),
-    ],
-)
-def test_requests_are_checked(table, used, request_, part):
-    with pytest.raises(RequestError, match=part):
-        list(table.handle(request_))
-    assert "torch" in used.user_ns
+    ]:
+        with pytest.raises(RequestError, match=part):
+            list(table.handle(request_))
+        assert "torch" in used.user_ns
 
 
 def test_no_variable_is_deleted_under_a_running_cell(table, used):

@@ -387,15 +387,19 @@ model, optimizer = network("lazyrt")
 {before}
 lazyrt.clear_caches()
 """
-OPTIMIZERS = (
-    "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
-    "torch.optim.Adam(model.parameters(), lr=0.1)",
+SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+ADAM = "torch.optim.Adam(model.parameters(), lr=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("advice", "optimizer", "trained_before"),  # each two values meet once
+    [
+        ("lazyrt.mark_step()", SGD, 0),
+        ("lazyrt.mark_step()", ADAM, 1),
+        ("%lazy drop", SGD, 1),
+        ("%lazy drop", ADAM, 0),
+    ],
 )
-
-
-@pytest.mark.parametrize("trained_before", [0, 1])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("advice", ["lazyrt.mark_step()", "%lazy drop"])
 def test_what_an_interrupt_advises_leaves_the_program_where_it_says(
     lab, capsys, optimizer, advice, trained_before
 ):

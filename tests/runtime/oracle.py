@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,9 +15,10 @@ from lazyrt import jax_compat
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.context import evaluate
 from lazyrt.lowering.dtypes import to_jax_dtype, to_torch_dtype
+from tests.harness import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
@@ -86,21 +89,57 @@ def lowered(
         outs: Tensors, possibly meta, of the types that the results must have.
         key: (seed, offset) for a random op.
     """
+    return _run([_Call(func, args, kwargs or {}, outs)], key)[0]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An op with its arguments, and tensors of the types that its results must have."""
+
+    func: torch._ops.OpOverload
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    outs: Sequence[torch.Tensor | None]
+
+
+def _run(
+    calls: Sequence[_Call], key: tuple[int, int] | None = None
+) -> list[list[torch.Tensor | None]]:
+    """Trace the lowerings of some calls into one program, and return the results of each."""
     with jax_compat.scope():
         arrays: list[Any] = []
-        full = schema_args(func, args, kwargs or {})
-        template = [_template(arg, arrays) for arg in full]
-        avals = [_types(arg) for arg in full]
-        out_avals = [None if o is None else Aval(tuple(o.shape), o.dtype) for o in outs]
+        prepared = []
+        for call in calls:
+            full = schema_args(call.func, call.args, call.kwargs)
+            prepared.append(
+                (
+                    call.func,
+                    [_template(arg, arrays) for arg in full],
+                    [_types(arg) for arg in full],
+                    [
+                        None if o is None else Aval(tuple(o.shape), o.dtype)
+                        for o in call.outs
+                    ],
+                )
+            )
         state = None if key is None else jnp.asarray(np.array(key, np.uint64))
 
-        def run(state: Any, *operands: Any) -> list[Any]:
-            values = [_fill(arg, operands) for arg in template]
-            return evaluate(func, values, avals, out_avals, state)
+        def run(state: Any, *operands: Any) -> list[list[Any]]:
+            found = []
+            for func, template, avals, out_avals in prepared:
+                values = [_fill(arg, operands) for arg in template]
+                with naming(func):
+                    found.append(evaluate(func, values, avals, out_avals, state))
+            return found
 
         traced = jax.jit(run, compiler_options=jax_compat.FAST_OPTIONS)
-        results = traced(state, *arrays)
-        return [None if result is None else to_torch(result) for result in results]
+        return [
+            [None if result is None else to_torch(result) for result in results]
+            for results in traced(state, *arrays)
+        ]
+
+
+_together: list[tuple[_Call, dict[str, Any]]] | None = None
 
 
 def check(
@@ -115,8 +154,27 @@ def check(
     with torch.no_grad():
         named = {name: _plain(arg) for name, arg in kwargs.items()}
         expected = flatten(func(*plain, **named))
-    found = lowered(func, args, kwargs, outs=expected)
-    compare(found, expected, rtol=rtol, atol=atol)
+    call = _Call(func, args, kwargs, expected)
+    if _together is not None:
+        _together.append((call, {"rtol": rtol, "atol": atol}))
+    else:
+        compare(_run([call])[0], expected, rtol=rtol, atol=atol)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Check all calls of the block at its end, in one program: compiling is most of the cost."""
+    global _together  # noqa: PLW0603 - the calls of the block
+    _together = []
+    try:
+        yield
+        calls = _together
+    finally:
+        _together = None
+    results = _run([call for call, _ in calls])
+    for (call, tolerances), found in zip(calls, results, strict=True):
+        with naming(call.func, *call.args):
+            compare(found, call.outs, **tolerances)
 
 
 def compare(

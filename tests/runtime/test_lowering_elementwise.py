@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from tests.runtime.oracle import Weak, check
+from tests.runtime.oracle import Weak, check, together
 
 aten = torch.ops.aten
 
@@ -72,21 +73,18 @@ UNARY = [
 ]
 
 
-@pytest.mark.parametrize("name", UNARY)
-def test_a_unary_op_agrees_with_torch_on_floats(name):
-    op = getattr(aten, name).default
+@pytest.mark.parametrize("x", [FLOAT, SPECIAL, INTEGER])
+def test_unary_ops_agree_with_torch(x):
+    with together():
+        for name in UNARY:
+            if x is not INTEGER or name not in {"frac", "logit"}:
+                check(getattr(aten, name).default, x, rtol=1e-5, atol=1e-6)
 
-    check(op, FLOAT, rtol=1e-5, atol=1e-6)
-    check(op, SPECIAL, rtol=1e-5, atol=1e-6)
 
-
-@pytest.mark.parametrize("name", UNARY)
-def test_a_unary_op_agrees_with_torch_on_integers_and_half_types(name):
-    op = getattr(aten, name).default
-
-    if name not in {"frac", "logit"}:
-        check(op, INTEGER, rtol=1e-5, atol=1e-6)
-    check(op, FLOAT.bfloat16())
+@together()
+def test_unary_ops_agree_with_torch_on_half_types():
+    for name in UNARY:
+        check(getattr(aten, name).default, FLOAT.bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -116,31 +114,28 @@ OPERANDS = [
 ]
 
 
-@pytest.mark.parametrize("op", BINARY)
 @pytest.mark.parametrize("case", range(len(OPERANDS)))
-def test_a_binary_op_promotes_and_computes_as_torch_does(op, case):
-    name, overload = op.split(".")
+def test_binary_ops_promote_and_compute_as_torch_does(case):
     x, y = OPERANDS[case]
-    if name == "pow" and not y.is_floating_point():
-        y = y.abs()
+    with together():
+        for op in BINARY:
+            name, overload = op.split(".")
+            other = y.abs() if name == "pow" and not y.is_floating_point() else y
+            check(getattr(getattr(aten, name), overload), x, other)
 
-    check(getattr(getattr(aten, name), overload), x, y, rtol=None)
 
-
-@pytest.mark.parametrize(
-    "op", ["add", "sub", "mul", "div", "remainder", "pow", "eq", "lt"]
-)
-@pytest.mark.parametrize(
-    "x", [FLOAT, INTEGER, FLOAT.bfloat16(), INTEGER.to(torch.uint8)]
-)
-@pytest.mark.parametrize("number", [2, 2.5])
 @pytest.mark.parametrize("is_lifted", [False, True])
-def test_a_number_takes_part_in_promotion_as_a_number(op, x, number, is_lifted):
-    func = getattr(aten, op).Tensor_Scalar if op == "pow" else getattr(aten, op).Scalar
+def test_a_number_takes_part_in_promotion_as_a_number(is_lifted):
+    operands = (FLOAT, INTEGER, FLOAT.bfloat16(), INTEGER.to(torch.uint8))
+    with together():
+        for op in ("add", "sub", "mul", "div", "remainder", "pow", "eq", "lt"):
+            packet = getattr(aten, op)
+            func = packet.Tensor_Scalar if op == "pow" else packet.Scalar
+            for x, number in itertools.product(operands, (2, 2.5)):
+                check(func, x, Weak(number) if is_lifted else number)
 
-    check(func, x, Weak(number) if is_lifted else number)
 
-
+@together()
 def test_a_number_in_the_place_of_a_tensor_is_no_tensor():
     check(aten.mul.Tensor, INTEGER, 2)
     check(aten.mul.Tensor, FLOAT.bfloat16(), 2.5)
@@ -148,40 +143,42 @@ def test_a_number_in_the_place_of_a_tensor_is_no_tensor():
     check(aten.add.Tensor, BOOLEAN, True)
 
 
-@pytest.mark.parametrize("op", ["logical_and", "logical_or", "logical_xor", "bitwise_and",
-                                "bitwise_or", "bitwise_xor", "add", "mul"])  # fmt: skip
-def test_booleans_combine_as_booleans(op):
-    packet = getattr(aten, op)
-    func = packet.Tensor if "Tensor" in packet.overloads() else packet.default
-
-    check(func, BOOLEAN, ~BOOLEAN)
-    check(func, BOOLEAN, INTEGER > 2)
-
-
-@pytest.mark.parametrize("mode", [None, "trunc", "floor"])
-@pytest.mark.parametrize("x", [FLOAT * 7, INTEGER])
-def test_division_rounds_as_it_is_told(mode, x):
-    divisor = torch.tensor([2, -3, 1]).to(x.dtype)
-
-    check(aten.div.Tensor_mode, x, divisor, rounding_mode=mode)
-    check(aten.div.Tensor_mode, SPECIAL, torch.tensor(2.0), rounding_mode=mode)
-    if mode == "floor":
-        check(aten.floor_divide.default, x, divisor)
+@together()
+def test_booleans_combine_as_booleans():
+    for op in ("logical_and", "logical_or", "logical_xor", "bitwise_and",
+               "bitwise_or", "bitwise_xor", "add", "mul"):  # fmt: skip
+        packet = getattr(aten, op)
+        func = packet.Tensor if "Tensor" in packet.overloads() else packet.default
+        check(func, BOOLEAN, ~BOOLEAN)
+        check(func, BOOLEAN, INTEGER > 2)
 
 
+@together()
+def test_division_rounds_as_it_is_told():
+    for x, mode in itertools.product((FLOAT * 7, INTEGER), (None, "trunc", "floor")):
+        divisor = torch.tensor([2, -3, 1]).to(x.dtype)
+        check(aten.div.Tensor_mode, x, divisor, rounding_mode=mode)
+        check(aten.div.Tensor_mode, SPECIAL, torch.tensor(2.0), rounding_mode=mode)
+        if mode == "floor":
+            check(aten.floor_divide.default, x, divisor)
+
+
+@together()
 def test_division_by_zero_follows_ieee():
     check(aten.div.Tensor, SPECIAL, torch.tensor(0.0))
     check(aten.div.Tensor_mode, SPECIAL, torch.tensor(0.0), rounding_mode="floor")
     check(aten.remainder.Tensor, SPECIAL, torch.tensor(0.0))
 
 
-@pytest.mark.parametrize("exponent", [0, 0.5, 1, 2, 3, -0.5, -1, -2, 2.5, 7, -3])
-def test_constant_powers_are_exact(exponent):
-    check(aten.pow.Tensor_Scalar, FLOAT.abs(), exponent, rtol=1e-6, atol=1e-7)
-    if exponent >= 0 and exponent == int(exponent):
-        check(aten.pow.Tensor_Scalar, INTEGER, int(exponent))
+@together()
+def test_constant_powers_are_exact():
+    for exponent in (0, 0.5, 1, 2, 3, -0.5, -1, -2, 2.5, 7, -3):
+        check(aten.pow.Tensor_Scalar, FLOAT.abs(), exponent, rtol=1e-6, atol=1e-7)
+        if exponent >= 0 and exponent == int(exponent):
+            check(aten.pow.Tensor_Scalar, INTEGER, int(exponent))
 
 
+@together()
 def test_arithmetic_of_three_operands():
     x, y, z = FLOAT, FLOAT + 1, FLOAT * 2 + 3
 
@@ -198,6 +195,7 @@ def test_arithmetic_of_three_operands():
     check(aten.nan_to_num.default, SPECIAL, 1.0, None, -3.0)
 
 
+@together()
 def test_copies_and_fills_convert():
     check(aten._to_copy.default, FLOAT * 9, dtype=torch.int32)
     check(aten._to_copy.default, FLOAT * 9, dtype=torch.uint8)
@@ -209,6 +207,7 @@ def test_copies_and_fills_convert():
     check(aten.zero.default, FLOAT)
 
 
+@together()
 def test_complex_numbers_come_apart_and_together():
     z = torch.complex(FLOAT, FLOAT + 1)
 
@@ -242,8 +241,7 @@ FOREACH = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", range(len(FOREACH)))
-def test_a_foreach_op_repeats_its_single_op(case):
-    func, args, kwargs = FOREACH[case]
-
-    check(func, *args, **kwargs)
+@together()
+def test_a_foreach_op_repeats_its_single_op():
+    for func, args, kwargs in FOREACH:
+        check(func, *args, **kwargs)

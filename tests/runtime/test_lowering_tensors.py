@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.runtime.oracle import Weak, check, lowered
+from tests.runtime.oracle import Weak, check, lowered, together
 
 pytestmark = pytest.mark.slow
 
@@ -185,22 +185,18 @@ PRODUCTS = [
     (aten._fft_c2r.default, (torch.complex(X, X), [1, 2], 2, 6)),
 ]
 
-CASES = REDUCTIONS + MOVES + READS_AND_WRITES + CREATIONS + PRODUCTS
+
+@pytest.mark.parametrize(
+    "cases", [REDUCTIONS, MOVES, READS_AND_WRITES, CREATIONS, PRODUCTS]
+)
+def test_lowerings_agree_with_torch(cases):
+    tolerances = {"rtol": 1e-4, "atol": 1e-5} if cases is PRODUCTS else {}
+    with together():
+        for func, args, *named in cases:
+            check(func, *args, **tolerances, **(named[0] if named else {}))
 
 
-def _label(number: int) -> str:
-    return f"{CASES[number][0]}-{number}"
-
-
-@pytest.mark.parametrize("number", range(len(CASES)), ids=_label)
-def test_a_lowering_agrees_with_torch(number):
-    func, args, *named = CASES[number]
-    is_loose = func in {case[0] for case in PRODUCTS}
-
-    check(func, *args, rtol=1e-4 if is_loose else None, atol=1e-5 if is_loose else None,
-          **(named[0] if named else {}))  # fmt: skip
-
-
+@together()
 def test_scalars_behave_in_reductions_and_shape_ops():
     x = torch.tensor(2.0)
 
@@ -213,6 +209,7 @@ def test_scalars_behave_in_reductions_and_shape_ops():
     check(aten.gather.default, x, 0, torch.tensor([0, 0]))
 
 
+@together()
 def test_empty_tensors_behave():
     x = torch.zeros(0, 3)
 
