@@ -19,7 +19,7 @@ import lazyrt
 from lazyrt import config
 from lazyrt.errors import ArgumentCheckError, StepSyncError
 from lazyrt.execution import completion, deferred_asserts, transfer
-from lazyrt.frontend import torch_checks, warning_sites
+from lazyrt.frontend import argument_checks, torch_checks
 from lazyrt.ir.live import Buffer
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -357,7 +357,7 @@ def test_weights_of_a_covariance_are_checked_as_on_the_cpu(monkeypatch):
         "fweights": torch.tensor([1, 0, 0, 0, 0, 0]),
         "correction": 3,
     }
-    monkeypatch.setattr(warning_sites, "_said", set())
+    monkeypatch.setattr(argument_checks, "_said", set())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want = torch.cov(x, **few)

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from lazyrt.errors import ArgumentCheckError
 from lazyrt.frontend import (
+    argument_checks,
     host_constants,
     provenance,
     reads,
     torch_checks,
-    warning_sites,
 )
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.outs import check_outs, write_out
@@ -329,7 +329,7 @@ def covariance(
     if not weights:
         count = rows.shape[1]
         if count - correction <= 0:
-            warning_sites.warn_once(_NO_FREEDOM)
+            argument_checks.warn_once(_NO_FREEDOM)
         centred = rows - (rows.sum(1) / count).unsqueeze(1)
         return (centred @ centred.t().conj() / max(count - correction, 0)).squeeze()
     for name, weight in (("fweights", fweights), ("aweights", aweights)):
@@ -344,7 +344,7 @@ def covariance(
         lost = correction * (weight * aweights).sum() / total
     free = total - lost
     if known_now(free <= 0):
-        warning_sites.warn_once(_NO_FREEDOM)
+        argument_checks.warn_once(_NO_FREEDOM)
     centred = rows - ((rows * weight).sum(1) / total).unsqueeze(1)
     return (centred @ (centred * weight).t().conj() / free.clamp(min=0)).squeeze()
 
@@ -680,7 +680,7 @@ def _in_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for text in _said_of_bounds(
             dtype, *(arg for arg in args if arg is None or arg.__class__ is int)
         ):
-            warning_sites.warn(text)
+            argument_checks.warn(text)
         return kernel(*args, **kwargs)
 
     return drawing

@@ -41,7 +41,6 @@ from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.composites import ASSERTIONS, COMPOSITES, DIFFERENTIATED, checked
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
-from lazyrt.frontend.internal_overlap import allow_overlap
 from lazyrt.frontend.kernels import (
     VIEW_OPS,
     find_pure,
@@ -505,7 +504,7 @@ def _mutating_kernel(name: str, func: torch._ops.OpOverload) -> Any:
     if pure is not None and not (composite and rule_for(pure) is None):
         has_out = any(argument.is_out for argument in func._schema.arguments)
         make = out_kernel if has_out else in_place_kernel
-        return allow_overlap(name, make(func, pure))
+        return make(func, pure)
     return None if composite else _cpu_kernel(func)
 
 

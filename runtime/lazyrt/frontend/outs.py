@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import DeviceError
-from lazyrt.frontend import generators, warning_sites
+from lazyrt.frontend import argument_checks, generators
 from lazyrt.frontend.argument_checks import refusal
 from lazyrt.frontend.buffers import component, state_of, value_of
 from lazyrt.frontend.fallback import run_on_cpu
@@ -241,6 +241,6 @@ def write_out(target: Any, value: Any) -> None:
     """Write what an op has computed to its `out=`, which is resized where it must be."""
     for tensor, part in _pairs([target], [value]):
         if tuple(tensor.shape) != part.shape:
-            warning_sites.warn_of_resize(tuple(tensor.shape), part.shape)
+            argument_checks.warn_of_resize(tuple(tensor.shape), part.shape)
             resize(tensor, part.shape, part.strides)
         write(tensor, part)
