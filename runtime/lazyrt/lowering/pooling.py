@@ -210,22 +210,6 @@ for _rank in (2, 3):
     lowers(f"aten.avg_pool{_rank}d_backward.default")(_avg_pool_backward_rule(_rank))
 
 
-@lowers("aten.avg_pool1d.default")
-def avg_pool1d(
-    ctx: OpContext,
-    x: Array,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Array:
-    (x,) = ctx.cast(x)
-    return _avg_pool(
-        x, ctx.out.shape, kernel, stride, padding, count_include_pad, None, 1
-    )
-
-
 def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     """Return the [count, size] matrix that averages each adaptive window."""
     matrix = np.zeros((count, size), dtype)
@@ -254,9 +238,7 @@ def _adaptive_avg(x: Array, count: Sequence[int]) -> Array:
     return x
 
 
-@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
-        "aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default",
-        "aten.adaptive_avg_pool3d.default")  # fmt: skip
+@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
     return _adaptive_avg(cast(x, ctx.compute), ctx.out.shape[-len(size) :])
 
