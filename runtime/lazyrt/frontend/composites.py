@@ -174,7 +174,7 @@ def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
         made = made if isinstance(made, tuple) else (made,)
         with lock:
             values = [value_of(result) for result in made]
-            check_outs(func, args, targets, values)
+            check_outs(func, targets, values)
             for target, value in zip(targets, values, strict=True):
                 write_out(target, value)
         increment_version(targets)

@@ -141,13 +141,13 @@ class _Forwards(threading.local):
 
     def __init__(self) -> None:
         self.noted = -1
-        self.ops: dict[int, tuple[str, Provenance]] = {}
+        self.ops: dict[int, Provenance] = {}
         _tables.append(self.ops)
 
 
 _MAX_THREADS = 64
 # Of all threads, as backward may run on another one than forward.
-_tables: deque[dict[int, tuple[str, Provenance]]] = deque(maxlen=_MAX_THREADS)
+_tables: deque[dict[int, Provenance]] = deque(maxlen=_MAX_THREADS)
 _forwards = _Forwards()
 
 
@@ -534,7 +534,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     backward = None
     if running is not None:
         node, sequence = running
-        forward = _forward_of(node, sequence, args)
+        forward = _forward_of(sequence, args)
         if forward is None:
             module = ""
         else:
@@ -670,37 +670,19 @@ def remember_forward(node: Node) -> None:
         ops = _forwards.ops
         if len(ops) > _MAX_SEQUENCES:
             ops.clear()
-        ops[number] = (node.op.name, node.provenance)
+        ops[number] = node.provenance
 
 
-def _forward_of(autograd_node: str, sequence: int, args: Any) -> Provenance | None:
+def _forward_of(sequence: int, args: Any) -> Provenance | None:
     """Return where the forward op of a running backward node came from.
 
-    Two threads may have given the same number to ops of theirs. Then the op that is called like
-    the backward node is meant, of two such that of the module whose values are read, and else
-    that of this thread.
+    Each thread counts its ops: this one's own come first, then those of the newest thread.
     """
-    own = _forwards.ops
-    found = own.get(sequence)
-    others = [t[sequence] for t in tuple(_tables) if t is not own and sequence in t]
-    if not others:
-        return found[1] if found is not None else _newest_forward(args)
-    newest = _newest_forward(args)
-    wanted = _BACKWARD.sub("", autograd_node).lower()
-
-    def rank(op: tuple[str, Provenance]) -> tuple[bool, bool]:
-        name, origin = op
-        same_module = newest is not None and newest.module == origin.module
-        return name.split(".")[1].replace("_", "") == wanted, same_module
-
-    candidates = [*([found] if found is not None else []), *others]
-    best = max(candidates, key=rank)
-    if best is found or rank(best)[0]:
-        return best[1]
-    return newest
-
-
-_BACKWARD = re.compile(r"Backward\d*$")
+    for table in (_forwards.ops, *reversed(_tables)):
+        found = table.get(sequence)
+        if found is not None:
+            return found
+    return _newest_forward(args)
 
 
 def _newest_forward(args: Any) -> Provenance | None:
