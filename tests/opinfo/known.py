@@ -103,8 +103,19 @@ FALLBACKS: dict[str, str] = {
 """Ops that the CPU runs, forward, backward or both: a counted cut of the graph."""
 
 _TRUTH = "its result is a bool of Python"
+_ENDS = "torch reads its ends, or weights, to choose a formula"
 
-READS: dict[str, str] = dict.fromkeys(("allclose", "equal"), _TRUTH)
+READS: dict[str, str] = {
+    **dict.fromkeys(("allclose", "equal"), _TRUTH),
+    **dict.fromkeys(
+        (
+            "cov",
+            "linspace.tensor_overload",
+            "signal.windows.kaiser",
+        ),
+        _ENDS,
+    ),
+}
 """Ops that the device computes in a graph that torch cuts by reading a value."""
 
 _SPARSE = "sparse tensors are refused with an error that says so"

@@ -228,14 +228,3 @@ def test_ctc_loss_and_its_gradient_agree_with_torch():
 
     torch.testing.assert_close(found[0], losses)
     torch.testing.assert_close(d_scores, gradient, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_bytes_are_resampled_in_fixed_point_as_on_the_cpu(mode):
-    image = torch.randint(0, 256, (2, 3, 9, 13), dtype=torch.uint8)
-    op = getattr(aten, f"_upsample_{mode}2d_aa").default
-
-    with together():
-        for size in ([4, 16], [16, 4], [9, 13], [8, 13]):
-            check(op, image, size, False, rtol=0, atol=0)
-            check(op, image, size, True, rtol=0, atol=0)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
 import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, lazy, recorded
-from tests.runtime.semantics import grid, on_both, slow_but
+from tests.runtime.semantics import grid, on_both
 
 GENERATOR = torch.Generator().manual_seed(1)
 
@@ -276,95 +276,6 @@ def test_products_under_autocast_have_the_values_of_the_cpu(dtype):
     program = partial(under_autocast, dtype=dtype)
 
     on_both(program, X / 2, randn(1, 3, 8, 8) / 2, tolerance=2e-2)
-
-
-def attend_with_a_short_mask(d, heads, mask, **options):
-    heads.requires_grad_()
-    result = functional.scaled_dot_product_attention(
-        heads, heads, heads, attn_mask=mask, **options
-    )
-    result.square().sum().backward()
-    return result.detach()
-
-
-@pytest.mark.parametrize("mask", [torch.tensor(0.5), torch.tensor([1.0, -2.0, 0.5])])
-def test_a_mask_of_few_axes_is_refused_where_the_cpu_refuses_it(mask):
-    heads = randn(1, 2, 3, 4)
-
-    with pytest.raises(IndexError):
-        attend_with_a_short_mask("cpu", heads.clone(), mask)
-    with pytest.raises(
-        IndexError, match=r"attn_mask of shape .* Expand it to \(3, 3\)"
-    ):
-        attend_with_a_short_mask(DEVICE, heads.to(DEVICE), mask.to(DEVICE))
-    on_both(attend_with_a_short_mask, heads[0], mask)
-
-
-def attend_to_the_past_through_a_mask(d, q, k, v, mask, **options):
-    for tensor in (q, k, v):
-        tensor.requires_grad_()
-    result = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=True, **options
-    )
-    result.square().sum().backward()
-    return result.detach()
-
-
-SOME = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 0]]).bool()
-HEADS = (randn(2, 2, 3, 4), randn(2, 2, 4, 4), randn(2, 2, 4, 4))
-MASKED = {
-    "bool": (*HEADS, SOME), "numbers": (*HEADS, randn(3, 4)), "one row": (*HEADS, randn(1, 4)),
-    "each head": (*HEADS, randn(2, 2, 3, 4)), "each batch": (*HEADS, SOME.expand(2, 1, 3, 4)),
-    "mask with gaps": (*HEADS, randn(4, 3).t()),
-    "more queries": (randn(1, 1, 4, 4), *(randn(1, 1, 3, 4) for _ in range(2)), SOME.t()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", slow_but(MASKED, {"bool"}))
-def test_a_mask_and_is_causal_go_together_where_the_cpu_takes_both(case):
-    on_both(attend_to_the_past_through_a_mask, *MASKED[case])
-
-
-def test_queries_share_keys_under_a_mask_and_is_causal():
-    q, k, v = randn(1, 4, 3, 4), randn(1, 2, 3, 4), randn(1, 2, 3, 4)
-
-    def program(d, *tensors):
-        return attend_to_the_past_through_a_mask(
-            d, *tensors, scale=0.3, enable_gqa=True
-        )
-
-    on_both(program, q, k, v, SOME[:, :3])
-
-
-REFUSED_MASKS = {
-    "three axes": (*(x[0] for x in HEADS), SOME), "mask of three": (*HEADS, SOME[None]),
-    "other batches": (HEADS[0][:1], *HEADS[1:], SOME), "mask too small": (*HEADS, SOME[:2]),
-    "vectors of another size": (*HEADS[:2], HEADS[2][..., :3].contiguous(), SOME),
-    "vectors with gaps": (*HEADS[:2], HEADS[2].mT.contiguous().mT, SOME),
-"whole numbers": (*HEADS, SOME.long()),
-    "mask with a gradient": (*HEADS, randn(3, 4).requires_grad_()),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED_MASKS)
-def test_a_mask_and_is_causal_are_refused_together_where_the_cpu_refuses_both(case):
-    for device in ("cpu", DEVICE):
-        tensors = [
-            t.detach().to(device).requires_grad_(t.requires_grad)
-            for t in REFUSED_MASKS[case]
-        ]
-        with pytest.raises(RuntimeError, match="attn_mask"):
-            attend_to_the_past_through_a_mask(device, *tensors)
-
-
-def test_the_backend_of_attention_decides_what_is_refused():
-    tensors = [tensor.to(DEVICE) for tensor in (*HEADS, SOME)]
-
-    with (
-        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        pytest.raises(RuntimeError, match="attn_mask should not be set"),
-    ):
-        attend_to_the_past_through_a_mask(DEVICE, *tensors)
 
 
 def test_nested_autocast_regions_end_where_they_should():

@@ -1,4 +1,4 @@
-"""Checks of arguments that torch's meta kernels leave to the CPU's own kernels.
+"""Checks of arguments, and warnings, that torch's meta kernels leave to the CPU's own kernels.
 
 Each takes what the op takes, with meta tensors, and raises the type of error that the CPU
 raises. They run with the inference of a result's type: once for each kind of call.
@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.frontend.provenance import is_own
+from lazyrt.frontend.torch_compat import aten, plain_dispatch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from types import FrameType
 
     from torch import Tensor
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
 # A call on more is not made again: should the CPU accept it, it would take long.
 _MOST_BYTES = 2**28
+# Nor is one that a meta kernel takes, beyond so many elements.
+_MOST_ELEMENTS = 2**20
 # What a kernel raises for a wrong call; others, such as NotImplementedError, mean something else.
 PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
 
@@ -83,26 +90,44 @@ def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as 
         raise RuntimeError(message)
 
 
+def _like_the_cpu(run: Callable[..., object]) -> Callable[..., None]:
+    """Return a check that makes a call on the CPU and raises what that raises.
+
+    Args:
+        run: Takes what the op takes, with blank CPU tensors.
+    """
+
+    def checked(*args: Any, **keywords: Any) -> None:
+        try:
+            blanks = [_on_the_cpu(arg) for arg in args]
+        except MemoryError:
+            return
+        with plain_dispatch():
+            said = refusal(lambda: run(*blanks, **keywords))
+        if said is not None:
+            raise said
+
+    return checked
+
+
+def _on_the_cpu(arg: Any) -> Any:
+    """Return an argument with blank CPU tensors for meta tensors: ones, or the position zero."""
+    if isinstance(arg, (list, tuple)):
+        return [_on_the_cpu(part) for part in arg]
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    if arg.numel() > _MOST_ELEMENTS:
+        raise MemoryError
+    fill = arg.dtype.is_floating_point or arg.dtype.is_complex
+    return torch.full(arg.shape, fill, dtype=arg.dtype, device="cpu")
+
+
 def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: object) -> None:
-    _require(
-        low <= high,
-        f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}. Pass "
-        "bounds in rising order.",
-    )
-    if x.is_floating_point():
-        most = torch.finfo(x.dtype).max
-        _require(
-            high - low <= most,
-            f"uniform_ expects to-from <= {most:g}, the largest number of {x.dtype}, but got "
-            f"from={low:g} and to={high:g}. Draw from a narrower range.",
-        )
+    x.new_empty(0, device="cpu").uniform_(low, high)
 
 
-def _bernoulli(_x: Tensor, p: float, **_: object) -> None:
-    _require(
-        0 <= p <= 1,
-        f"bernoulli_ expects p to be in [0, 1], but got p={p:g}. It is a probability. Pass one.",
-    )
+def _bernoulli(x: Tensor, p: float, **_: object) -> None:
+    x.new_empty(0, device="cpu").bernoulli_(p)
 
 
 def _index_put(
@@ -120,14 +145,6 @@ def _index_put(
         f"{_NAMES.get(x.dtype, x.dtype)} for the destination and "
         f"{_NAMES.get(values.dtype, values.dtype)} for the source. Convert the source with "
         "`.to()`.",
-    )
-
-
-def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> None:
-    _require(
-        mask.dtype is torch.bool,
-        f"masked_scatter_ got a mask of {mask.dtype}. A mask tells which elements to write. "
-        "Make it boolean: `mask.bool()`.",
     )
 
 
@@ -165,53 +182,6 @@ _of_complex = functools.partial(_has_kernel, also=_COMPLEX)
 _of_images = functools.partial(_has_kernel, also=(torch.uint8, *_COMPLEX))
 
 
-def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: object) -> None:
-    rank = max(x.dim(), 1)
-    if x.dim() == 0 or not -rank <= dim < rank:
-        return  # the meta kernel knows
-    rest = [size for k, size in enumerate(x.shape) if k != dim % rank]
-    same = source.dim() == x.dim() and rest == [
-        size for k, size in enumerate(source.shape) if k != dim % rank
-    ]
-    _require(
-        same,
-        f"index_add_ got a source of shape {list(source.shape)} for a tensor of shape "
-        f"{list(x.shape)}. They may differ in dimension {dim} only. Reshape or expand the source.",
-    )
-
-
-_MOST_CATEGORIES = 2**24
-
-
-def _multinomial(
-    weights: Tensor, count: int, replacement: bool = False, **_: object  # noqa: FBT001, FBT002
-) -> None:  # fmt: skip
-    _require(
-        weights.is_floating_point(),
-        f"multinomial got weights of {weights.dtype}. It takes floating-point ones. Convert "
-        "them with `.float()`.",
-    )
-    _require(
-        weights.dim() in {1, 2},
-        f"multinomial got weights of {weights.dim()} dimensions. It takes one distribution or a "
-        "batch of them: 1 or 2 dimensions. Reshape the weights.",
-    )
-    _require(
-        count > 0,
-        f"multinomial cannot draw {count} samples. It draws one or more. Pass a positive number.",
-    )
-    _require(
-        replacement or count <= weights.shape[-1],
-        f"multinomial cannot draw {count} samples of {weights.shape[-1]} categories without "
-        "replacement. Each can be drawn once. Pass replacement=True.",
-    )
-    _require(
-        weights.shape[-1] <= _MOST_CATEGORIES,
-        f"multinomial got {weights.shape[-1]} categories, more than 2**24. The CPU draws from no "
-        "more. Split them into groups.",
-    )
-
-
 # The longest permutations that the CPU draws, by dtype.
 _LONGEST = {
     torch.uint8: 2**8, torch.int8: 2**7, torch.int16: 2**15, torch.int32: 2**31,
@@ -227,23 +197,6 @@ def _randperm(n: int, *_: object, dtype: object = None, **__: object) -> None:
         raise NotImplementedError(f"the CPU permutes fewer than {n} numbers of {dtype}")
 
 
-def _histogramdd(x: Tensor, bins: Sequence[Any], **_: object) -> None:
-    _require(
-        x.dim() >= 2 and len(bins) == x.shape[-1],  # noqa: PLR2004
-        f"histogramdd got bins for {len(bins)} dimensions and an input of shape "
-        f"{list(x.shape)}. There is one entry for each element of its last dimension. Pass as "
-        "many.",
-    )
-
-
-def _bucketize(x: Any, boundaries: Tensor, **_: object) -> None:
-    _require(
-        boundaries.dim() == 1,
-        f"bucketize got boundaries of {boundaries.dim()} dimensions. One sequence serves all "
-        "elements. Pass a tensor of 1 dimension, or use searchsorted.",
-    )
-
-
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> None:
     for position, tensor in enumerate(tensors):
         _require(
@@ -253,57 +206,11 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> None:
         )
 
 
-def _extremes(x: Tensor, dim: Any = (), *_: object, **__: object) -> None:
-    dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
-    for d in dims:
-        if -x.dim() <= d < x.dim() and x.shape[d] == 0:
-            raise IndexError(
-                f"an extreme over dimension {d} of shape {list(x.shape)} has no value: nothing is "
-                "there to choose from. Expected reduction dims to have non-zero size."
-            )
-
-
-def _has_elements(name: str, x: Tensor) -> None:
-    _require(
-        bool(x.numel()),
-        f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
-        "reduction dim with the 'dim' argument.",
-    )
-
-
-def _median(x: Tensor, dim: int, *_: object) -> None:
-    if -x.dim() <= dim < x.dim() and x.shape[dim] == 0:
-        raise IndexError(
-            f"median(): Expected reduction dim {dim % x.dim()} to have non-zero size."
-        )
-
-
 def _embedding(weight: Tensor, *_: object, **__: object) -> None:
     _require(
         weight.dim() == 2,  # noqa: PLR2004
         f"'weight' must be 2-D: embedding got one of {weight.dim()} dimensions. Its rows are the "
         "vectors. Reshape it to [count, size].",
-    )
-
-
-def _as_strided_scatter(
-    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
-    offset: int | None = None,
-) -> None:  # fmt: skip
-    reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    count = 0 if 0 in size else (offset or 0) + reach + 1
-    _require(
-        count <= math.prod(x.shape),
-        f"as_strided_scatter reaches element {count} of a storage of {math.prod(x.shape)}: sizes "
-        f"{list(size)}, strides {list(stride)}. Its target must hold them all. Pass smaller ones.",
-    )
-
-
-def _narrow_copy(x: Tensor, dim: int, *_: object) -> None:
-    _require(  # one too far below zero is an IndexError, as of other ops
-        dim < max(x.dim(), 1),
-        f"narrow_copy got dimension {dim} of a tensor with {x.dim()} dimensions. They count from 0, "
-        "or from -1 backwards. Pass one that is there.",
     )
 
 
@@ -371,17 +278,9 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "v
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
     "aten.index_select.default": _index_select,
-    "aten.max.default": functools.partial(_has_elements, "max"),
-    "aten.min.default": functools.partial(_has_elements, "min"),
-    "aten.median.dim": _median,
-    "aten.nanmedian.dim": _median,
-    "aten.amax.default": _extremes,
-    "aten.amin.default": _extremes,
-    "aten.aminmax.default": _extremes,
-    "aten.uniform.default": _uniform,
-    "aten.bernoulli.p": _bernoulli,
+    "aten.uniform.default": _like_the_cpu(_uniform),
+    "aten.bernoulli.p": _like_the_cpu(_bernoulli),
     "aten.index_put.default": _index_put,
-    "aten.masked_scatter.default": _masked_scatter,
     "aten.convolution.default": _convolution,
     **{
         f"aten.{exact}{n}d.default": _of_bytes
@@ -396,21 +295,23 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten._upsample_bicubic2d_aa.default": _of_bytes,
     "aten._adaptive_avg_pool2d.default": _has_kernel,
     "aten._adaptive_avg_pool3d.default": _has_kernel,
-    "aten.index_add.default": _index_add,
-    "aten.multinomial.default": _multinomial,
     "aten.randperm.default": _randperm,
     "aten.randperm.generator": _randperm,
-    "aten._histogramdd_bin_edges.default": _histogramdd,
-    "aten._histogramdd_from_bin_cts.default": _histogramdd,
-    "aten._histogramdd_from_bin_tensors.default": _histogramdd,
-    "aten.bucketize.Tensor": _bucketize,
-    "aten.bucketize.Scalar": _bucketize,
     "aten.cat.default": _cat,
     "aten.embedding.default": _embedding,
     "aten.fractional_max_pool3d.default": _fractional,
-    "aten.narrow_copy.default": _narrow_copy,
-    "aten.as_strided_scatter.default": _as_strided_scatter,
-}
+    **{
+        str(func): _like_the_cpu(func)
+        for func in (
+            aten.max.default, aten.min.default, aten.median.dim, aten.nanmedian.dim,
+            aten.amax.default, aten.amin.default, aten.aminmax.default,
+            aten.masked_scatter.default, aten.index_add.default, aten.multinomial.default,
+            aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default,
+            aten._histogramdd_from_bin_tensors.default, aten.bucketize.Tensor,
+            aten.bucketize.Scalar, aten.narrow_copy.default, aten.as_strided_scatter.default,
+        )
+    },
+}  # fmt: skip
 
 
 def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
@@ -422,3 +323,105 @@ def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> Non
     checked = _CHECKS.get(name)
     if checked is not None:
         checked(*positional, **keywords)
+
+
+# ----------------------------------------------------------------------------- warnings
+# torch's own, reported at the line that torch names: the innermost one that is not ours.
+
+
+_said: set[str] = set()
+
+_DISCARDS = "Casting complex values to real discards the imaginary part"
+
+
+def warn(text: str) -> None:
+    """Warn at the caller's line, as often as Python's filters let it through.
+
+    Raises:
+        UserWarning: A filter makes errors of such warnings.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        warnings.warn(text, UserWarning, stacklevel=2)
+        return
+    names = frame.f_globals
+    warnings.warn_explicit(
+        text,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=names.get("__name__"),
+        registry=names.setdefault("__warningregistry__", {}),
+    )
+
+
+def warn_once(text: str) -> None:
+    """Warn for the first time in a process, as torch does with most of what it warns of.
+
+    Raises:
+        UserWarning: A filter makes errors of such warnings.
+    """
+    if text in _said and not torch.is_warn_always_enabled():
+        return
+    _said.add(text)
+    warn(text)
+
+
+def warn_of_resize(held: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Warn that an op gives its `out=` another shape; one without elements gets it silently."""
+    if 0 in held:
+        return
+    warn(
+        "An output with one or more elements was resized since it had shape "
+        f"{list(held)}, which does not match the required output shape {list(wanted)}. This "
+        "behavior is deprecated, and in a future PyTorch release outputs will not be resized "
+        "unless they have zero elements. You can explicitly reuse an out tensor t by resizing "
+        "it, inplace, to zero elements with t.resize_(0)."
+    )
+
+
+def warn_of_cast(source: torch.Tensor, target: torch.dtype) -> None:
+    """Warn if a conversion keeps the real parts of complex numbers alone."""
+    if not source.is_complex() or target.is_complex or target is torch.bool:
+        return
+    if source.numel():
+        warn_once(_DISCARDS)
+
+
+def warns_of(name: str) -> bool:
+    """Return whether `warn_of_op` may warn of an op."""
+    return name in _SPREADS
+
+
+def warn_of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
+    """Warn of a functional op that torch warns of for its arguments.
+
+    Args:
+        name: Of the op.
+        positional: Its arguments, with meta tensors.
+        keywords: Those that have names only.
+    """
+    if name in _SPREADS:
+        _of_freedom(_SPREADS[name], *positional, **keywords)
+
+
+def _of_freedom(
+    name: str, x: torch.Tensor, dim: Any = None, *, correction: Any = None, **_: Any
+) -> None:
+    """Warn that no number is left after the correction, so that a variance is NaN or infinite."""
+    dims = range(x.dim()) if dim is None or len(dim) == 0 else dim
+    if not all(-x.dim() <= d < x.dim() for d in dims):
+        return  # the op refuses them
+    count = math.prod(x.shape[d] for d in dims)
+    if (count if x.numel() else 0) <= (1 if correction is None else correction):
+        warn(
+            f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the "
+            "reduction factor (input numel divided by output numel)."
+        )
+
+
+_SPREADS = {
+    f"aten.{name}.correction": name for name in ("std", "var", "std_mean", "var_mean")
+}

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyrt.frontend.provenance import is_library, is_packages, package_line, site_of
+from lazyrt.frontend.provenance import (
+    is_library,
+    is_packages,
+    outward,
+    package_line,
+    site_of,
+    user_frame,
+)
 from lazyrt.ir import varying
 
 if TYPE_CHECKING:
@@ -43,9 +50,8 @@ def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
 
     Each comes with the name of its function, empty for globals.
     """
-    frame: FrameType | None = sys._getframe(depth)
     seen: set[int] = set()
-    while frame is not None:
+    for frame in outward(sys._getframe(depth)):
         if not is_library(frame.f_code):
             is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
             if is_function:
@@ -54,7 +60,6 @@ def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
                 if namespace is not None and id(namespace) not in seen:
                     seen.add(id(namespace))
                     yield dict(namespace), ""
-        frame = frame.f_back
 
 
 def library_namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
@@ -127,9 +132,7 @@ class Call:
 
 def user_call() -> Call:
     """Return what the innermost frame of the user's code is calling."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_library(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame(sys._getframe(1))
     if frame is None:
         return Call(None)
     position = _position(frame)
@@ -320,9 +323,7 @@ _FREE = (ModuleType, FunctionType, BuiltinFunctionType, type)
 def note_number(op: str) -> None:
     """Note for the user's line, and the op that it records, the number that varies there."""
     call = user_call()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_library(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame(sys._getframe(1))
     if frame is None or call.site is None or not call.text:
         return
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED

@@ -16,16 +16,15 @@ from torch.nn import functional
 
 from lazyrt.errors import ArgumentCheckError
 from lazyrt.frontend import (
+    argument_checks,
     host_constants,
     provenance,
     reads,
     torch_checks,
-    warning_sites,
 )
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.outs import check_outs, write_out
 from lazyrt.frontend.torch_compat import (
-    DEVICE_TYPE,
     aten,
     below_autograd,
     find_overload,
@@ -148,122 +147,6 @@ def kaiser_window(
     return heights[:window_length] / highest
 
 
-def linspace(
-    start: torch.Tensor | float, end: torch.Tensor | float, steps: int, **kind: Any
-) -> torch.Tensor:
-    """`aten.linspace` between ends of which one or both are tensors; torch's reads them.
-
-    As on the CPU the first half counts from the start and the rest from the end.
-
-    Raises:
-        RuntimeError: An end is no single number.
-    """
-    ends = (start, end)
-    for name, given_end in zip(("start", "end"), ends, strict=True):
-        if isinstance(given_end, torch.Tensor) and given_end.dim():
-            raise RuntimeError(
-                "linspace only supports 0-dimensional start and end tensors, but got "
-                f"{name} with {given_end.dim()} dimension(s)."
-            )
-    given = kind.get("dtype") or torch.get_default_dtype()
-    is_real = not any(torch.is_complex(x) for x in ends if isinstance(x, torch.Tensor))
-    on_device = torch.device(kind.get("device") or "cpu").type == DEVICE_TYPE
-    if not (is_real and on_device and given.is_floating_point) or steps < 0:
-        first, last = (x.item() if isinstance(x, torch.Tensor) else x for x in ends)
-        return torch.linspace(first, last, steps, **kind)
-    wide = torch.promote_types(given, torch.float32)
-    with torch.no_grad():
-        places = torch.arange(steps, **{**kind, "dtype": wide})
-        low, high = (x.to(wide) if isinstance(x, torch.Tensor) else x for x in ends)
-        step = (high - low) / max(steps - 1, 1)
-        from_end = high - step * (steps - 1 - places)
-        result = torch.where(places < max(steps // 2, 1), low + step * places, from_end)
-        return result.to(given)
-
-
-_FUSED_AXES = 4  # of a query that the CPU's own attention kernel takes
-_MASK_AXES = 2  # at least, there
-
-
-def scaled_dot_product_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-    **options: Any,
-) -> torch.Tensor:  # fmt: skip
-    """`aten.scaled_dot_product_attention`: torch's composite, for what it leaves to a kernel, too.
-
-    The CPU's own kernel takes a mask and `is_causal` together, which the composite refuses, and
-    needs a mask of two axes, which the composite does not.
-
-    Raises:
-        IndexError: That kernel would run, and the mask has fewer than two axes.
-    """
-    if attn_mask is not None and _is_fused(query, key, value, dropout_p, **options):
-        if attn_mask.dim() < _MASK_AXES:
-            raise IndexError(
-                "scaled_dot_product_attention got an attn_mask of shape "
-                f"{tuple(attn_mask.shape)}. A mask needs at least two axes, queries and keys. "
-                f"Expand it to ({query.shape[-2]}, {key.shape[-2]})."
-            )
-        if is_causal and _is_fused_mask(attn_mask, query, key, value):
-            attn_mask, is_causal = _without_future(attn_mask, query, key), False
-    call = torch.ops.aten.scaled_dot_product_attention.default
-    args = (query, key, value, attn_mask, dropout_p, is_causal)
-    result: torch.Tensor = call.decompose(*args, **options)
-    return result
-
-
-def _is_fused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float,
-    enable_gqa: bool = False, **_: Any,
-) -> bool:  # fmt: skip
-    """Return whether the CPU's own kernel takes these, which are [batch, heads, length, size]."""
-    if dropout_p or not torch.backends.cuda.flash_sdp_enabled():
-        return False
-    if {query.dim(), key.dim(), value.dim()} != {_FUSED_AXES}:
-        return False
-    heads, served = query.shape[1], key.shape[1]
-    is_served = bool(served) and heads % served == 0 if enable_gqa else heads == served
-    return (
-        is_served
-        and served == value.shape[1]
-        and query.shape[0] == key.shape[0] == value.shape[0]
-    )
-
-
-def _is_fused_mask(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> bool:
-    """Return whether the CPU's own kernel takes a mask: two axes or four, no gradient of its own.
-
-    All vectors have one size, and their numbers lie side by side.
-    """
-    whole = (*query.shape[:3], key.shape[2])
-    return (
-        not mask.requires_grad
-        and query.shape[-1] == key.shape[-1] == value.shape[-1]
-        and (mask.dtype is torch.bool or mask.is_floating_point())
-        and all(tensor.stride(-1) == 1 for tensor in (query, key, value))
-        and mask.dim() in {_MASK_AXES, _FUSED_AXES}
-        and 0 not in whole[2:]
-        and all(
-            size in {1, wanted}
-            for size, wanted in zip(reversed(mask.shape), reversed(whole), strict=False)
-        )
-    )
-
-
-def _without_future(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-) -> torch.Tensor:
-    """Return a mask that hides from each query the keys behind its own place, too."""
-    shape = (query.shape[-2], key.shape[-2])
-    past = torch.ones(shape, dtype=torch.bool, device=mask.device).tril()
-    if mask.dtype is torch.bool:
-        return mask & past
-    return mask.masked_fill(~past, -torch.inf)
-
-
 def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
     """Return the out= form of an op whose own composite writes through what is no view here.
 
@@ -291,7 +174,7 @@ def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
         made = made if isinstance(made, tuple) else (made,)
         with lock:
             values = [value_of(result) for result in made]
-            check_outs(func, args, targets, values)
+            check_outs(func, targets, values)
             for target, value in zip(targets, values, strict=True):
                 write_out(target, value)
         increment_version(targets)
@@ -309,69 +192,25 @@ def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
 
 
 def covariance(
-    self: torch.Tensor,
-    *,
-    correction: int = 1,
-    fweights: torch.Tensor | None = None,
-    aweights: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`aten.cov`: torch's reads the count of observations and each check of the weights.
-
-    Raises:
-        RuntimeError: A weight is negative, or all are zero; see `checking.require`.
-    """
-    weights = [w for w in (fweights, aweights) if w is not None]
-    if not _can_be_weighed(self, fweights, aweights):
+    self: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
+) -> torch.Tensor:  # fmt: skip
+    """`aten.cov`: torch's reads the count of observations; weights it reads in any case."""
+    plain = fweights is None and aweights is None
+    if not plain or self.dim() > _AXES_OF_SAMPLES or self.dtype is torch.bool:
         given = {"correction": correction, "fweights": fweights, "aweights": aweights}
         result: torch.Tensor = aten.cov.default.decompose(self, **given)
         return result
     rows = self.view(1, -1) if self.dim() < _AXES_OF_SAMPLES else self
-    if not weights:
-        count = rows.shape[1]
-        if count - correction <= 0:
-            warning_sites.warn_once(_NO_FREEDOM)
-        centred = rows - (rows.sum(1) / count).unsqueeze(1)
-        return (centred @ centred.t().conj() / max(count - correction, 0)).squeeze()
-    for name, weight in (("fweights", fweights), ("aweights", aweights)):
-        if weight is not None:
-            require(weight.min() >= 0, f"cov(): {name} cannot be negative")
-    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
-    total = weight.sum()
-    said = "cov(): weights sum to zero, can't be normalized"
-    require(total != 0, said)
-    lost: torch.Tensor | int = correction
-    if aweights is not None and correction:
-        lost = correction * (weight * aweights).sum() / total
-    free = total - lost
-    if known_now(free <= 0):
-        warning_sites.warn_once(_NO_FREEDOM)
-    centred = rows - ((rows * weight).sum(1) / total).unsqueeze(1)
-    return (centred @ (centred * weight).t().conj() / free.clamp(min=0)).squeeze()
+    count = rows.shape[1]
+    if count - correction <= 0:
+        argument_checks.warn_once(
+            "cov(): degrees of freedom is <= 0. Correction should be strictly less than the "
+            "number of observations."
+        )
+    centred = rows - (rows.sum(1) / count).unsqueeze(1)
+    return (centred @ centred.t().conj() / max(count - correction, 0)).squeeze()
 
 
-def _can_be_weighed(
-    samples: torch.Tensor, fweights: torch.Tensor | None, aweights: torch.Tensor | None
-) -> bool:
-    """Return whether torch refuses none of these for its shape or dtype."""
-    if samples.dim() > _AXES_OF_SAMPLES or samples.dtype is torch.bool:
-        return False
-    count = samples.shape[-1] if samples.dim() else 1
-    weights = [w for w in (fweights, aweights) if w is not None]
-    if not all(w.dim() <= 1 and w.numel() == count > 0 for w in weights):
-        return False
-    if fweights is not None and (
-        fweights.is_floating_point()
-        or fweights.is_complex()
-        or fweights.dtype is torch.bool
-    ):
-        return False
-    return aweights is None or aweights.is_floating_point()
-
-
-_NO_FREEDOM = (
-    "cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of "
-    "observations."
-)
 _AXES_OF_SAMPLES = 2  # variables and their observations
 
 
@@ -412,10 +251,6 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "kaiser_window": kaiser_window,
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
-    "linspace.Tensor_Tensor": linspace,
-    "linspace.Tensor_Scalar": linspace,
-    "linspace.Scalar_Tensor": linspace,
-    "scaled_dot_product_attention": scaled_dot_product_attention,
     "cov": covariance,
     "istft": istft,
     "cross_entropy_loss": cross_entropy,
@@ -431,10 +266,6 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
 # ------------------------------------------- ops composed where they are differentiated
 # torch asks which elements are zero, or NaN, to choose a formula: a cut of the graph in backward.
 # These are right for every value.
-
-
-# The signatures are torch's.
-# ruff: noqa: FBT001, FBT002
 
 
 def product(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -622,24 +453,24 @@ DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
 def require(
     holds: torch.Tensor, said: str, kind: type[Exception] = ArgumentCheckError
 ) -> None:
-    """Raise where a condition does not hold: now if few ops tell, else once its step has run.
+    """Raise where a condition does not hold: now if the host knows, else once its step has run.
 
     Args:
         holds: The condition, a bool of no dimensions on the device.
         said: What is wrong where it is false.
         kind: Of the error.
     """
-    site = provenance.user_site(2)
     with lock:
-        found = known_now(holds)
         state = state_of(holds)
-        if found is None and torch_checks.can_wait() and isinstance(state, Buffer):
+        value = state.value
+        known = None if value is None else host_constants.on_host(value)
+        waits = torch_checks.can_wait() and state.is_pending
+        if known is None and waits and isinstance(state, Buffer):
+            site = provenance.user_site(2)
             error = torch_checks.explained(kind, said, site, pending.number)
             torch_checks.wait_for(state, error, passes=True)
             return
-    if found is None:
-        found = bool(reads.peek(holds, site))
-    if not found:
+    if not (reads.peek(holds) if known is None else known):
         raise kind(said)
 
 
@@ -664,7 +495,7 @@ def checked(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def checking(*args: Any, **kwargs: Any) -> Any:
         holds = is_valid(*args)
         if holds is not None:
-            _require_values(holds, said)
+            require(holds, said)
         return kernel(*args, **kwargs)
 
     return checking
@@ -680,7 +511,7 @@ def _in_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
         for text in _said_of_bounds(
             dtype, *(arg for arg in args if arg is None or arg.__class__ is int)
         ):
-            warning_sites.warn(text)
+            argument_checks.warn(text)
         return kernel(*args, **kwargs)
 
     return drawing
@@ -697,23 +528,6 @@ def _said_of_bounds(dtype: torch.dtype, *bounds: int | None) -> tuple[str, ...]:
         warnings.simplefilter("always")
         torch.empty(0, dtype=dtype, device="cpu").random_(*bounds)
     return tuple([str(each.message).partition(" (Triggered")[0] for each in said])
-
-
-def _require_values(holds: torch.Tensor, said: str) -> None:
-    with lock:
-        state = state_of(holds)
-        value = state.value
-        known = None if value is None else host_constants.on_host(value)
-        waits = torch_checks.can_wait() and state.is_pending
-        if known is None and waits and isinstance(state, Buffer):
-            site = provenance.user_site(2)
-            error = torch_checks.explained(
-                ArgumentCheckError, said, site, pending.number
-            )
-            torch_checks.wait_for(state, error, passes=True)
-            return
-    if not (reads.peek(holds) if known is None else known):
-        raise ArgumentCheckError(said)
 
 
 def _are_probabilities(p: torch.Tensor, *_: object) -> torch.Tensor:
@@ -766,16 +580,6 @@ _DOMAINS: dict[str, _Domain] = {
         ("masked_scatter", "masked_scatter_"), (_are_enough, _OF_MASKED_SCATTER)
     ),
 }  # fmt: skip
-
-
-def known_now(condition: torch.Tensor) -> bool | None:
-    """Return whether a condition holds; None if it takes more than a small check to tell."""
-    with lock:
-        state = state_of(condition)
-        if not state.is_pending:
-            return bool(reads.peek(condition))
-        found = reads.small_check(condition, state, provenance.user_site(2), "torch")
-        return None if found is None else bool(found)
 
 
 def assert_async(

@@ -41,7 +41,6 @@ from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.composites import ASSERTIONS, COMPOSITES, DIFFERENTIATED, checked
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
-from lazyrt.frontend.internal_overlap import allow_overlap
 from lazyrt.frontend.kernels import (
     VIEW_OPS,
     find_pure,
@@ -501,7 +500,7 @@ def _plain_kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) ->
     if schema.is_mutable:
         if name in kinds.explicit and not _has_pure_rule(name, kinds):
             return None
-        return allow_overlap(name, _mutating_kernel(name))
+        return _mutating_kernel(name)
     if any(result.alias_info is not None for result in schema.returns):
         return None
     if name in kinds.explicit and f"aten.{name}" not in kinds.rules:

@@ -17,14 +17,14 @@ from lazyrt.execution.executor import barrier
 from lazyrt.frontend import finalisers, introspection, provenance, reads, torch_checks
 from lazyrt.frontend.buffers import emit, state_of, value_of
 from lazyrt.frontend.kernels import functional_kernel
-from lazyrt.frontend.provenance import is_library, is_own
+from lazyrt.frontend.provenance import is_library, is_own, outward
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten, autograd_node
 from lazyrt.ir.live import Buffer, lock, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import CodeType
 
     import numpy as np
 
@@ -171,16 +171,14 @@ def would_catch(depth: int = 1) -> bool:
     Args:
         depth: How many frames up the first is that may be outside lazyrt.
     """
-    frame: FrameType | None = sys._getframe(depth)
     is_below = True
-    while frame is not None:
+    for frame in outward(sys._getframe(depth)):
         code = frame.f_code
         is_users = not is_library(code)
         is_below = is_below and not is_users
         asked = is_users or (is_below and not is_own(code))
         if asked and _is_guarded(code, frame.f_lasti):
             return True
-        frame = frame.f_back
     return False
 
 

@@ -18,7 +18,7 @@ from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.guard import check_shape
 from lazyrt.frontend.reads import peek
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, is_lazy
-from lazyrt.frontend.views import flat_storage, resize, shows_twice
+from lazyrt.frontend.views import resize
 from lazyrt.ir.live import FromCpu, lock, pending
 from lazyrt.observe import events
 
@@ -54,8 +54,8 @@ def run_on_cpu(
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     targets = _written(func, args, kwargs)
-    host_args = [_to_host(arg, copies, targets) for arg in args]
-    host_kwargs = {name: _to_host(arg, copies, targets) for name, arg in kwargs.items()}
+    host_args = [_to_host(arg, copies) for arg in args]
+    host_kwargs = {name: _to_host(arg, copies) for name, arg in kwargs.items()}
     if "device" in host_kwargs:
         host_kwargs["device"] = torch.device("cpu")
     with torch.no_grad(), _random_numbers(func, host_args, host_kwargs):
@@ -66,7 +66,9 @@ def run_on_cpu(
         originals = {id(host): lazy for lazy, host in copies}
         for lazy, host in copies:
             if id(lazy) in targets:
-                _write_back(lazy, host)
+                if lazy.shape != host.shape:
+                    resize(lazy, tuple(host.shape))
+                lazy.copy_(host)
         return _to_device(result, originals, FromCpu(str(func), site))
 
 
@@ -129,41 +131,17 @@ def _flat(arg: Any) -> Iterator[Any]:
         yield from _flat(part)
 
 
-def _to_host(
-    arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]], targets: set[int]
-) -> Any:
-    """Return an argument with CPU copies of its lazy tensors, which `copies` gets.
-
-    Args:
-        arg: Of the op that was called.
-        copies: Pairs of a lazy tensor and its copy.
-        targets: The ids of the tensors that the op writes.
-    """
+def _to_host(arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Return an argument with CPU copies of its lazy tensors; `copies` gets the pairs."""
     if is_lazy(arg):
-        is_repeating = id(arg) in targets and shows_twice(arg)
-        host = _laid_out_alike(arg) if is_repeating else peek(arg)
+        host = peek(arg)
         copies.append((arg, host))
         return host
     if isinstance(arg, (list, tuple)):
-        return [_to_host(part, copies, targets) for part in arg]
+        return [_to_host(part, copies) for part in arg]
     if isinstance(arg, torch.device):
         return torch.device("cpu")
     return arg
-
-
-def _laid_out_alike(lazy: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shows a copy of the storage just as `lazy` shows its own."""
-    host = peek(flat_storage(lazy))
-    return host.as_strided(lazy.shape, lazy.stride(), lazy.storage_offset())
-
-
-def _write_back(lazy: torch.Tensor, host: torch.Tensor) -> None:
-    if lazy.shape != host.shape:
-        resize(lazy, tuple(host.shape))
-    if shows_twice(lazy):
-        flat = flat_storage(lazy)
-        lazy, host = flat, host.as_strided(flat.shape, (1,), 0)
-    lazy.copy_(host)
 
 
 def _to_device(result: Any, originals: dict[int, torch.Tensor], source: FromCpu) -> Any:

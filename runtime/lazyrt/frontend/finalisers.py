@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from lazyrt.config import config
 from lazyrt.execution import executor
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend.provenance import is_of_torch, is_own_file
+from lazyrt.frontend.provenance import is_of_torch, is_own_file, outward
 from lazyrt.ir.live import lock, pending
 
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
+    from types import CodeType
 
 
 KERNEL = "<lazyrt kernel "
@@ -43,16 +43,14 @@ def interrupts_another_op() -> bool:
 
     A kernel that calls an op itself has no code of others between the two.
     """
-    frame: FrameType | None = sys._getframe(1)
     is_others = False
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):
         name = frame.f_code.co_filename
         if name.startswith(KERNEL) or frame.f_code in _others:
             if is_others:
                 return True
         elif not is_own_file(name) and not is_of_torch(name):
             is_others = True
-        frame = frame.f_back
     return False
 
 

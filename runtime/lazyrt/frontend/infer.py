@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from lazyrt.execution import host_kernel, learned
-from lazyrt.frontend import warning_sites
+from lazyrt.frontend import argument_checks
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.budgets import make_room
@@ -305,7 +305,7 @@ def _learned(called: torch._ops.OpOverload, key: Any, args: Sequence[Any]) -> An
     """
     name = str(called)
     question = learned.Question(
-        "" if warning_sites.warns_of(name) else name, "types", key[1:]
+        "" if argument_checks.warns_of(name) else name, "types", key[1:]
     )
     answer = question.answer()
     if answer is not None:
@@ -418,7 +418,7 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     if _takes_device(func):
         keywords["device"] = torch.device("meta")
     check(str(func), positional, keywords)
-    warning_sites.warn_of_op(str(func), positional, keywords)
+    argument_checks.warn_of_op(str(func), positional, keywords)
     types = RESULT_TYPES.get(str(func))
     try:
         with plain_dispatch():

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import duration_text
+from lazyrt.frontend.provenance import outward
 from lazyrt.observe.metrics import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import FrameType
 
 
@@ -52,28 +53,26 @@ def is_introspection() -> bool:
 
     Printing a traceback is looking, too: `raise ValueError(t)` must not compute `t`.
     """
-    return _any_frame(_is_inspector) and not at_debugger_prompt()
+    looks = any(map(_is_inspector, outward(sys._getframe(1))))
+    return looks and not at_debugger_prompt()
 
 
 def at_debugger_prompt() -> bool:
     """Return whether the call comes from an expression typed at a debugger's prompt."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # each read asks, so few frames are looked at closely
-        if frame.f_code.co_name in _PROMPTS and _is_prompt(frame):
-            return True
-        frame = frame.f_back
-    return False
+    # Each read asks, so few frames are looked at closely.
+    return any(
+        frame.f_code.co_name in _PROMPTS and _is_prompt(frame)
+        for frame in outward(sys._getframe(1))
+    )
 
 
 def debugger_at_prompt() -> Any:
     """Return the pdb, or IPython's, whose prompt asks; None elsewhere."""
     pdb = sys.modules.get("pdb")
-    frame: FrameType | None = sys._getframe(1) if pdb is not None else None
-    while frame is not None:
+    for frame in outward(sys._getframe(1) if pdb is not None else None):
         if _is_prompt(frame):
             asks = frame.f_locals.get("self")
             return asks if isinstance(asks, vars(pdb)["Pdb"]) else None
-        frame = frame.f_back
     return None
 
 
@@ -91,12 +90,9 @@ def _is_inspector(frame: FrameType) -> bool:
 
 def _evaluates(frame: FrameType) -> bool:
     """Return whether a debugger runs what the user typed, farther up the stack."""
-    outer = frame.f_back
-    while outer is not None:
-        if outer.f_code.co_name in _DEBUGGER_EVALUATION:
-            return True
-        outer = outer.f_back
-    return False
+    return any(
+        outer.f_code.co_name in _DEBUGGER_EVALUATION for outer in outward(frame.f_back)
+    )
 
 
 def _is_prompt(frame: FrameType) -> bool:
@@ -106,15 +102,6 @@ def _is_prompt(frame: FrameType) -> bool:
     return code.co_name in _PROMPT_FUNCTIONS and code.co_filename.endswith(
         _PROMPT_FILES
     )
-
-
-def _any_frame(test: Callable[[FrameType], bool]) -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if test(frame):
-            return True
-        frame = frame.f_back
-    return False
 
 
 # ----------------------------------------------------- the cost of a debugger's command

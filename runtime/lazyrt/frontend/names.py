@@ -19,11 +19,11 @@ import torch
 from lazygraph.snapshot import OF_LBFGS, Name
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import library_namespaces, locals_of, namespaces
+from lazyrt.frontend.provenance import outward
 from lazyrt.frontend.torch_compat import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import FrameType
 
 
 # -------------------------------------------------------------------------------- LBFGS
@@ -41,11 +41,9 @@ def running(depth: int) -> Iterator[dict[str, Any]]:
     Args:
         depth: Frames to skip.
     """
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
+    for frame in outward(sys._getframe(depth)):
         if frame.f_code is _STEP:
             yield locals_of(frame)
-        frame = frame.f_back
 
 
 def kept_by(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import sys
 import threading
@@ -140,13 +141,13 @@ class _Forwards(threading.local):
 
     def __init__(self) -> None:
         self.noted = -1
-        self.ops: dict[int, tuple[str, Provenance]] = {}
+        self.ops: dict[int, Provenance] = {}
         _tables.append(self.ops)
 
 
 _MAX_THREADS = 64
 # Of all threads, as backward may run on another one than forward.
-_tables: deque[dict[int, tuple[str, Provenance]]] = deque(maxlen=_MAX_THREADS)
+_tables: deque[dict[int, Provenance]] = deque(maxlen=_MAX_THREADS)
 _forwards = _Forwards()
 
 
@@ -168,25 +169,30 @@ def add_library(folder: str) -> None:
         _codes.clear()
 
 
-def user_site(depth: int = 1) -> SourceLocation | None:
-    """Return the innermost frame of the user's code, `depth` frames up or farther."""
-    frame: FrameType | None = sys._getframe(depth)
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it, the innermost first."""
     while frame is not None:
-        if not is_library(frame.f_code):
-            return site_of(frame)
+        yield frame
         frame = frame.f_back
-    return None
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the user's code, from a frame outward."""
+    users = (each for each in outward(frame) if not is_library(each.f_code))
+    return next(users, None)
+
+
+def user_site(depth: int = 1) -> SourceLocation | None:
+    """Return where the user's code is, `depth` frames up or farther."""
+    frame = user_frame(sys._getframe(depth))
+    return None if frame is None else site_of(frame)
 
 
 def user_lines(depth: int = 1, most: int = 8) -> tuple[SourceLocation, ...]:
     """Return the user's lines that lead here, innermost first, `depth` frames up or farther."""
-    found: list[SourceLocation] = []
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and len(found) < most:
-        if not is_library(frame.f_code):
-            found.append(site_of(frame))
-        frame = frame.f_back
-    return tuple(found)
+    frames = outward(sys._getframe(depth))
+    users = (site_of(each) for each in frames if not is_library(each.f_code))
+    return tuple(itertools.islice(users, most))
 
 
 def call_site(depth: int = 1) -> tuple[CodeType, int] | None:
@@ -194,12 +200,9 @@ def call_site(depth: int = 1) -> tuple[CodeType, int] | None:
 
     Unlike `user_site` this may be a line of torch, such as one in an optimizer.
     """
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None:
-        code = frame.f_code
-        if not is_own(code):
-            return code, frame.f_lineno
-        frame = frame.f_back
+    for frame in outward(sys._getframe(depth)):
+        if not is_own(frame.f_code):
+            return frame.f_code, frame.f_lineno
     return None
 
 
@@ -244,11 +247,10 @@ def package_line(depth: int = 1) -> str:
 def _outside(frame: FrameType | None, allowed: tuple[str, ...]) -> FrameType | None:
     """Return the innermost frame outside torch and lazyrt, or in one of torch's folders."""
     own = (*_library_roots, _OWN_ROOT, *_INTERNAL)
-    while frame is not None:
-        name = frame.f_code.co_filename
+    for each in outward(frame):
+        name = each.f_code.co_filename
         if name.startswith(allowed) or not name.startswith(own):
-            return frame
-        frame = frame.f_back
+            return each
     return None
 
 
@@ -257,17 +259,13 @@ def library_caller(depth: int = 1) -> SourceLocation | None:
 
     None unless other user code had called the package: a shell or a test runner is no such.
     """
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and is_library(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame(sys._getframe(depth))
     caller = frame.f_back if frame is not None else None
     if caller is None or not _is_installed(caller.f_code.co_filename):
         return None
-    frame = caller
-    while frame is not None:
-        if not is_library(frame.f_code) and not _is_launcher(frame.f_code.co_filename):
+    for each in outward(caller):
+        if not is_library(each.f_code) and not _is_launcher(each.f_code.co_filename):
             return site_of(caller)
-        frame = frame.f_back
     return None
 
 
@@ -429,13 +427,9 @@ _IN_PIECES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENE
 
 def _find_anchor(frame: FrameType | None) -> _Anchor | None:
     """Return the frame at which walks may end, None where there is no such frame."""
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
     found = None
-    outward: list[SourceLocation] = []
-    for each in reversed(frames):
+    around: list[SourceLocation] = []
+    for each in reversed(list(outward(frame))):
         known = _codes[id(each.f_code)]
         if known.__class__ is _Plain or known.__class__ is _Package:
             continue
@@ -443,8 +437,8 @@ def _find_anchor(frame: FrameType | None) -> _Anchor | None:
         if not isinstance(known, _Code) or flags & (_HAS_VARIABLES | _IN_PIECES):
             break
         if found is not None:
-            outward.insert(0, found.code[found.frame.f_lasti])
-        found = _Anchor(each, known, list(outward))
+            around.insert(0, found.code[found.frame.f_lasti])
+        found = _Anchor(each, known, list(around))
     return found
 
 
@@ -540,7 +534,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     backward = None
     if running is not None:
         node, sequence = running
-        forward = _forward_of(node, sequence, args)
+        forward = _forward_of(sequence, args)
         if forward is None:
             module = ""
         else:
@@ -611,16 +605,14 @@ def place(depth: int = 1) -> tuple[Any, ...]:
     Those are the user's lines that lead there, the module, and in backward autograd's node: what
     `capture` finds, without labels, which may be others in each step.
     """
-    frame: FrameType | None = sys._getframe(depth)
     lines: list[tuple[str, int]] = []
     calls: list[FrameType] = []
-    while frame is not None:
+    for frame in outward(sys._getframe(depth)):
         code = frame.f_code
         if code.co_name == "_call_impl":
             calls.append(frame)
         elif len(lines) < _MAX_STACK and not is_library(code):
             lines.append((code.co_filename, frame.f_lineno))
-        frame = frame.f_back
     running = autograd_node()
     # The innermost module's name is that of a part of the outermost one.
     modules = [call.f_locals.get("self") for call in calls[:1] + calls[1:][-1:]]
@@ -678,37 +670,19 @@ def remember_forward(node: Node) -> None:
         ops = _forwards.ops
         if len(ops) > _MAX_SEQUENCES:
             ops.clear()
-        ops[number] = (node.op.name, node.provenance)
+        ops[number] = node.provenance
 
 
-def _forward_of(autograd_node: str, sequence: int, args: Any) -> Provenance | None:
+def _forward_of(sequence: int, args: Any) -> Provenance | None:
     """Return where the forward op of a running backward node came from.
 
-    Two threads may have given the same number to ops of theirs. Then the op that is called like
-    the backward node is meant, of two such that of the module whose values are read, and else
-    that of this thread.
+    Each thread counts its ops: this one's own come first, then those of the newest thread.
     """
-    own = _forwards.ops
-    found = own.get(sequence)
-    others = [t[sequence] for t in tuple(_tables) if t is not own and sequence in t]
-    if not others:
-        return found[1] if found is not None else _newest_forward(args)
-    newest = _newest_forward(args)
-    wanted = _BACKWARD.sub("", autograd_node).lower()
-
-    def rank(op: tuple[str, Provenance]) -> tuple[bool, bool]:
-        name, origin = op
-        same_module = newest is not None and newest.module == origin.module
-        return name.split(".")[1].replace("_", "") == wanted, same_module
-
-    candidates = [*([found] if found is not None else []), *others]
-    best = max(candidates, key=rank)
-    if best is found or rank(best)[0]:
-        return best[1]
-    return newest
-
-
-_BACKWARD = re.compile(r"Backward\d*$")
+    for table in (_forwards.ops, *reversed(_tables)):
+        found = table.get(sequence)
+        if found is not None:
+            return found
+    return _newest_forward(args)
 
 
 def _newest_forward(args: Any) -> Provenance | None:
@@ -729,13 +703,12 @@ def site_of(frame: FrameType) -> SourceLocation:
 
 def running_cell() -> int | None:
     """Return the execution count of the cell that runs, whatever function of it is at work."""
-    frame: FrameType | None = sys._getframe(1)
-    found = None
-    while frame is not None and _cell_namer is not None:
-        cell = _cell_namer(frame.f_code.co_filename)
-        found = cell if cell is not None else found
-        frame = frame.f_back
-    return found
+    namer = _cell_namer
+    if namer is None:
+        return None
+    found = (namer(each.f_code.co_filename) for each in outward(sys._getframe(1)))
+    cells = [cell for cell in found if cell is not None]
+    return cells[-1] if cells else None
 
 
 def site_at(code: CodeType, line: int) -> SourceLocation:

@@ -9,13 +9,13 @@ import torch
 
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import (
+    argument_checks,
     linear,
     provenance,
     reads,
     record,
     storages,
     unsupported_layouts,
-    warning_sites,
 )
 from lazyrt.frontend.buffers import component, emit, state_of, value_of, wrap
 from lazyrt.frontend.kernels import functional_kernel, view_kernel, write
@@ -123,8 +123,6 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
     def kernel(*args: Any, out: torch.Tensor) -> torch.Tensor:
         made = factory(*args, dtype=out.dtype, device=out.device)
-        if factory is torch.arange:
-            warning_sites.warn_of_count(out, made.numel())
         if made.dim() > 1 or made.numel() != out.numel():
             resize_(out, made.shape)
         return copy_(out, made.view(out.shape))
@@ -169,7 +167,7 @@ def copy_(
         dst.copy_(_converted(host, dst.dtype))
         return dst
     if src.device.type == DEVICE_TYPE:
-        warning_sites.warn_of_cast(src, dst.dtype)
+        argument_checks.warn_of_cast(src, dst.dtype)
         with lock:
             write(dst, value_of(src))
         return dst
@@ -191,7 +189,7 @@ def copy_(
 
 def _converted(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of another device in a dtype, itself where it has it already."""
-    warning_sites.warn_of_cast(host, dtype)
+    argument_checks.warn_of_cast(host, dtype)
     if host.is_complex() and not dtype.is_complex and dtype is not torch.bool:
         host = host.real  # torch would warn again, of a line of ours
     return host.to(dtype)
@@ -225,7 +223,7 @@ def to_copy(
         if device.type != "cpu" or (dtype is not None and dtype is not host.dtype):
             return _converted(host, dtype or host.dtype).to(device)
         return host
-    warning_sites.warn_of_cast(self, dtype or self.dtype)
+    argument_checks.warn_of_cast(self, dtype or self.dtype)
     with lock:
         key = (
             value_of(self), dtype or self.dtype, None, None, None, False, memory_format,

@@ -73,8 +73,6 @@ reduce_scatter = torch.ops.lazyrt.reduce_scatter.default
 all_to_all = torch.ops.lazyrt.all_to_all.default
 broadcast = torch.ops.lazyrt.broadcast.default
 
-OVERLOADS = (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast)
-
 
 def is_collective(node: Node) -> bool:
     """Return whether several processes compute a node together."""

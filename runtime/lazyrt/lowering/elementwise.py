@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -114,17 +113,15 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "erf": lax.erf, "erfc": lax.erfc, "erfinv": lax.erf_inv, "lgamma": lax.lgamma,
     "digamma": _digamma, "sinc": jnp.sinc, "i0": special.i0, "floor": _real_if_integral(lax.floor),
     "ceil": _real_if_integral(lax.ceil), "trunc": _real_if_integral(_trunc), "round":
-    _real_if_integral(_round), "sgn": _sgn, "sign": _sgn, "square": lambda x: lax.mul(x, x),
+    _real_if_integral(_round), "sgn": _sgn, "sign": _sgn,
     "reciprocal": lambda x: lax.div(scalar_like(x, 1), x), "special_i0e": special.i0e,
     "special_i1": special.i1, "special_i1e": special.i1e, "special_erfcx":
     _erfcx, "special_ndtri": special.ndtri,
-    "special_log_ndtr": special.log_ndtr, "log_sigmoid": jax.nn.log_sigmoid,
+    "special_log_ndtr": special.log_ndtr,
     "deg2rad": lambda x: lax.mul(x, scalar_like(x, math.pi / 180)),
-    "rad2deg": lambda x: lax.mul(x, scalar_like(x, 180 / math.pi)), "positive": lambda x: x,
-    "conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
+    "rad2deg": lambda x: lax.mul(x, scalar_like(x, 180 / math.pi)),
     "_conj": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
-    "_conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
-    "resolve_conj": lambda x: x, "resolve_neg": lambda x: x, "_neg_view": lax.neg,
+    "_conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, "_neg_view": lax.neg,
 }  # fmt: skip
 for _name, _function in _UNARY.items():
     _unary(_name, _function)
@@ -158,27 +155,6 @@ def round_decimals(ctx: OpContext, x: Array, decimals: int) -> Array:
     if decimals >= 0:
         return lax.div(_round(lax.mul(x, scale)), scale)
     return lax.mul(_round(lax.div(x, scale)), scale)
-
-
-@lowers("aten.frac.default")
-def frac(ctx: OpContext, x: Array) -> Array:
-    (x,) = ctx.cast(x)
-    return lax.sub(x, _trunc(x))
-
-
-@lowers("aten.logit.default")
-def logit(ctx: OpContext, x: Array, eps: float | None = None) -> Array:
-    (x,) = ctx.cast(x)
-    if eps is not None:
-        x = lax.clamp(scalar_like(x, eps), x, scalar_like(x, 1 - eps))
-    return lax.log(lax.div(x, lax.sub(scalar_like(x, 1), x)))
-
-
-@lowers("aten.mvlgamma.default")
-def mvlgamma(ctx: OpContext, x: Array, p: int) -> Array:
-    (x,) = ctx.cast(x)
-    terms = [lax.lgamma(lax.sub(x, scalar_like(x, j / 2))) for j in range(p)]
-    return sum(terms, scalar_like(x, p * (p - 1) / 4 * math.log(math.pi)))
 
 
 @lowers("aten.polygamma.default")
@@ -231,11 +207,10 @@ def _predicate(name: str, function: Callable[[Array], Array]) -> None:
 
 
 _PREDICATES: dict[str, Callable[[Array], Array]] = {
-    "isnan": isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite,
+    "isnan": isnan, "isinf": jnp.isinf,
     "isposinf": jnp.isposinf, "isneginf": jnp.isneginf,
     "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating)
     else (x < 0 if x.dtype != bool else jnp.zeros(x.shape, bool)),
-    "isreal": jnp.isreal,
     "logical_not": lambda x: lax.eq(x, zeros_like(x)),
 }  # fmt: skip
 for _name, _function in _PREDICATES.items():
@@ -354,9 +329,6 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 for _name, _pair in _BINARY.items():
     _binary(_name, _pair, _of_result)
 
-for _name, _pair in (("max", lax.max), ("min", lax.min)):
-    lowers(f"aten.{_name}.other")(_binary_rule(_pair, _of_result))
-
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge,
 }  # fmt: skip
@@ -420,7 +392,7 @@ def _divide_floats(x: Array, y: Array, rounding: str | None) -> Array:
     return jnp.where(y == 0, quotient, floor)
 
 
-@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
+@lowers("aten.div.Tensor", "aten.div.Scalar")
 def div(ctx: OpContext, x: Any, y: Any) -> Array:
     x, y = broadcast(*ctx.cast(x, y))
     return lax.div(x, y)
@@ -451,9 +423,7 @@ _SMALL_POWERS: dict[float, Callable[[Array], Array]] = {
 }
 
 
-@lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar",
-        "aten.float_power.Tensor_Tensor", "aten.float_power.Tensor_Scalar",
-        "aten.float_power.Scalar")  # fmt: skip
+@lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def power(ctx: OpContext, x: Any, exponent: Any) -> Array:
     dtype = ctx.compute
     if _is_constant(exponent) and not isinstance(exponent, complex):
@@ -486,8 +456,7 @@ def _integer_power(x: Array, y: Array) -> Array:
 # Three arguments and more.
 
 
-@lowers("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf",
-        "aten.where.Scalar")  # fmt: skip
+@lowers("aten.where.self")
 def where(ctx: OpContext, condition: Array, x: Any, y: Any) -> Array:
     x, y = cast(x, ctx.out.dtype), cast(y, ctx.out.dtype)
     condition, x, y = broadcast(cast(condition, torch.bool), x, y)
@@ -499,8 +468,8 @@ def masked_fill(ctx: OpContext, x: Array, mask: Array, value: Any) -> Array:
     return where(ctx, mask, value, x)
 
 
-@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor",
-        "aten.clamp_min.default", "aten.clamp_min.Tensor")  # fmt: skip
+@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clamp_min.default",
+        "aten.clamp_min.Tensor")  # fmt: skip
 def clamp(ctx: OpContext, x: Array, low: Any = None, high: Any = None) -> Array:
     (x,) = ctx.cast(x)
     if low is not None:
@@ -564,8 +533,8 @@ def nan_to_num(
 
 @lowers("aten._to_copy.default", "aten.clone.default", "aten.alias.default",
         "aten.detach.default", "aten.lift_fresh.default", "aten.lift_fresh_copy.default",
-        "aten.contiguous.default", "aten.alias_copy.default", "aten.detach_copy.default",
-        "aten.lift.default", "prims.convert_element_type.default")  # fmt: skip
+        "aten.alias_copy.default", "aten.detach_copy.default", "aten.lift.default",
+        "prims.convert_element_type.default")  # fmt: skip
 def identity(ctx: OpContext, x: Array, *_: Any) -> Array:
     return x
 
@@ -594,16 +563,6 @@ def make_complex(ctx: OpContext, real: Array, imag: Array) -> Array:
 def polar(ctx: OpContext, size: Array, angle_: Array) -> Array:
     size, angle_ = broadcast(size, angle_)
     return lax.complex(lax.mul(size, lax.cos(angle_)), lax.mul(size, lax.sin(angle_)))
-
-
-@lowers("aten.real.default")
-def real(ctx: OpContext, x: Array) -> Array:
-    return lax.real(x) if jnp.iscomplexobj(x) else x
-
-
-@lowers("aten.imag.default")
-def imag(ctx: OpContext, x: Array) -> Array:
-    return lax.imag(x)
 
 
 @lowers("aten.view_as_real.default", "aten.view_as_real_copy.default")

@@ -175,26 +175,6 @@ def flash_attention_backward(
     )
 
 
-@lowers("aten.max_unpool2d.default", "aten.max_unpool3d.default")
-def max_unpool(
-    ctx: OpContext, x: Array, where: Array, size: Sequence[int], *_: Any
-) -> Array:
-    rank = len(size)
-    lead = ctx.out.shape[:-rank]
-    rows = 1
-    for length in lead:
-        rows *= length
-    area = 1
-    for length in size:
-        area *= length
-    flat = jnp.zeros((rows, area), x.dtype)
-    place = jnp.reshape(where, (rows, -1))
-    flat = jax.vmap(lambda row, at, values: row.at[at].set(values))(
-        flat, place, jnp.reshape(x, (rows, -1))
-    )
-    return lax.reshape(flat, ctx.out.shape)
-
-
 _ZEROS, _BORDER = 0, 1  # padding modes of grid_sample; 2 reflects
 _NEAREST = 1  # interpolation mode; 0 is bilinear
 

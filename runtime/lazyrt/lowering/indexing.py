@@ -136,16 +136,6 @@ def index_add(
     return _add(x.at[_rows(x, dim, index)], source)
 
 
-@lowers("aten.index_copy.default")
-def index_copy(
-    ctx: OpContext, x: Array, dim: int, index: Array, source: Array
-) -> Array:
-    source = cast(source, ctx.out.dtype)
-    if x.ndim == 0:
-        return lax.reshape(source, ())
-    return x.at[_rows(x, dim, index)].set(source)
-
-
 @lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(ctx: OpContext, x: Array, dim: int, index: Array, value: Any) -> Array:
     value = cast(value, ctx.out.dtype)

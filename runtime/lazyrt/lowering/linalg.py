@@ -55,11 +55,6 @@ def int_mm(ctx: OpContext, a: Array, b: Array) -> Array:
     return lax.dot(*(lax.convert_element_type(x, np.int32) for x in (a, b)))
 
 
-@lowers("aten.vdot.default")
-def vdot(ctx: OpContext, a: Array, b: Array) -> Array:
-    return contract(ctx, lax.conj(a) if jnp.iscomplexobj(a) else a, b)
-
-
 @lowers("aten.bmm.default")
 def bmm(ctx: OpContext, a: Array, b: Array) -> Array:
     return contract(ctx, a, b, batch=1)
@@ -142,40 +137,6 @@ def addr(
     left, right = broadcast(*outer)
     product = left & right if left.dtype == bool else lax.mul(left, right)
     return _combine(ctx, x, product, beta, alpha)
-
-
-@lowers("aten.matmul.default")
-def matmul(ctx: OpContext, a: Array, b: Array) -> Array:
-    if a.ndim <= 2 and b.ndim <= 2:
-        return contract(ctx, a, b)
-    return jnp.matmul(
-        a,
-        b,
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=to_jax_dtype(ctx.compute),
-    )
-
-
-@lowers("aten.linear.default")
-def linear(ctx: OpContext, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    product = lax.dot_general(
-        x,
-        weight,
-        (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=to_jax_dtype(ctx.compute),
-    )
-    return (
-        product
-        if bias is None
-        else lax.add(*broadcast(product, cast(bias, ctx.compute)))
-    )
-
-
-@lowers("aten.outer.default", "aten.ger.default")
-def outer(ctx: OpContext, a: Array, b: Array) -> Array:
-    a, b = ctx.cast(a, b)
-    return lax.mul(*broadcast(lax.expand_dims(a, (1,)), lax.expand_dims(b, (0,))))
 
 
 # Factorisations. LAPACK runs on whole batches.
@@ -427,11 +388,6 @@ def inv_ex(ctx: OpContext, a: Array, *_: Any) -> tuple[Array, Array]:
     return inverse, _lu_info(packed)
 
 
-@lowers("aten.inverse.default")
-def inverse(ctx: OpContext, a: Array) -> Array:
-    return inv_ex(ctx.with_types(ctx.args, ctx.outs[0], None), a)[0]
-
-
 def _pivot_sign(pivots: Array, dtype: Any) -> Array:
     swaps = pivots != lax.broadcasted_iota(np.int32, pivots.shape, pivots.ndim - 1) + 1
     odd = jnp.sum(swaps, axis=-1) % 2
@@ -493,7 +449,7 @@ def eig(ctx: OpContext, a: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-@lowers("aten._linalg_eigvals.default", "aten.linalg_eigvals.default")
+@lowers("aten._linalg_eigvals.default")
 def eigvals(ctx: OpContext, a: Array) -> Array:
     return eig(ctx, a)[0]
 
@@ -576,7 +532,7 @@ def ormqr(
     return lax.linalg.ormqr(a, tau, other, left=left, transpose=transpose)
 
 
-@lowers("aten.linalg_matrix_exp.default", "aten.matrix_exp.default")
+@lowers("aten.linalg_matrix_exp.default")
 def matrix_exp(ctx: OpContext, a: Array) -> Array:
     if a.size == 0:
         return a

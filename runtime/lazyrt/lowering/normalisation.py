@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 
 from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import (
     expand,
-    keep_dims,
     scalar_like,
 )
 
@@ -60,19 +58,6 @@ def native_layer_norm(
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     normal, mean, rstd = _normalised(x, dims, eps)
     return _affine(normal, *ctx.cast_optional(weight, bias)), mean, rstd
-
-
-@lowers("aten.layer_norm.default")
-def layer_norm(
-    ctx: OpContext,
-    x: Array,
-    normalized_shape: Sequence[int],
-    weight: Array | None = None,
-    bias: Array | None = None,
-    eps: float = 1e-5,
-    *_: Any,
-) -> Array:
-    return native_layer_norm(ctx, x, normalized_shape, weight, bias, eps)[0]
 
 
 @lowers("aten.native_layer_norm_backward.default")
@@ -248,13 +233,6 @@ def batch_norm_no_training(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
     return _typed_statistics(ctx, found[:3])
 
 
-@lowers("aten._native_batch_norm_legit.no_stats")
-def batch_norm_no_stats(
-    ctx: OpContext, x: Array, weight: Array | None, bias: Array | None, *rest: Any
-) -> tuple[Any, ...]:
-    return _batch_norm(ctx, x, weight, bias, None, None, *rest)[:3]
-
-
 @lowers("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default",
         "aten.cudnn_batch_norm.default")  # fmt: skip
 def native_batch_norm(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
@@ -301,22 +279,3 @@ def native_batch_norm_backward(
         _normal_gradient(scaled, normal, rstd, dims) if train else lax.mul(scaled, rstd)
     )
     return d_x, d_weight, d_bias
-
-
-@lowers("aten._fused_rms_norm.default")
-def fused_rms_norm(
-    ctx: OpContext,
-    x: Array,
-    normalized_shape: Sequence[int],
-    weight: Array | None,
-    eps: Any,
-) -> tuple[Array, Array]:
-    eps = torch.finfo(ctx.out.dtype).eps if eps is None else eps
-    (x,) = ctx.cast(x)
-    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    count = math.prod(x.shape[d] for d in dims)
-    squares = lax.reduce_sum(lax.mul(x, x), dims)
-    squares = keep_dims(lax.div(squares, scalar_like(squares, count)), dims, x.ndim)
-    rstd = lax.rsqrt(lax.add(squares, scalar_like(squares, eps)))
-    normal = lax.mul(x, expand(rstd, x.shape))
-    return _affine(normal, *ctx.cast_optional(weight, None)), rstd

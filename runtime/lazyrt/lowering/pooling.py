@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.dtypes import Array, cast
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand, iota_along, isnan, pair, scalar_like
@@ -210,22 +211,6 @@ for _rank in (2, 3):
     lowers(f"aten.avg_pool{_rank}d_backward.default")(_avg_pool_backward_rule(_rank))
 
 
-@lowers("aten.avg_pool1d.default")
-def avg_pool1d(
-    ctx: OpContext,
-    x: Array,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Array:
-    (x,) = ctx.cast(x)
-    return _avg_pool(
-        x, ctx.out.shape, kernel, stride, padding, count_include_pad, None, 1
-    )
-
-
 def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     """Return the [count, size] matrix that averages each adaptive window."""
     matrix = np.zeros((count, size), dtype)
@@ -254,9 +239,7 @@ def _adaptive_avg(x: Array, count: Sequence[int]) -> Array:
     return x
 
 
-@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
-        "aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default",
-        "aten.adaptive_avg_pool3d.default")  # fmt: skip
+@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
     return _adaptive_avg(cast(x, ctx.compute), ctx.out.shape[-len(size) :])
 
@@ -414,14 +397,13 @@ def _antialiased(name: str, kernel: Callable[[_Matrix], _Matrix], reach: int) ->
         *scales: float | None,
     ) -> Array:
         (x,) = ctx.cast(x)
-        resample = _rounded_product if x.dtype == jnp.uint8 else _product
+        if x.dtype == jnp.uint8:
+            raise Unsupported("the CPU resamples bytes with weights of its own")
         for dim, given in ((3, scales[1]), (2, scales[0])):
             count = ctx.out.shape[dim]
-            if count == x.shape[dim] and x.dtype == jnp.uint8:
-                continue
             scale = _scale(x.shape[dim], count, align_corners, given)
             matrix = _weights(x.shape[dim], count, scale, kernel, reach)
-            x = resample(x, matrix, dim)
+            x = _product(x, matrix, dim)
         return x
 
 
@@ -431,24 +413,6 @@ def _product(x: Array, matrix: _Matrix, dim: int) -> Array:
     numbers = (((dim,), (1,)), ((), ()))
     exact = lax.Precision.HIGHEST
     return jnp.moveaxis(lax.dot_general(x, factor, numbers, precision=exact), -1, dim)
-
-
-_WEIGHT_BITS = 15  # of a weight's magnitude, as torch and Pillow take them for bytes
-
-
-def _rounded_product(x: Array, matrix: _Matrix, dim: int) -> Array:
-    """Return the product of bytes with a matrix of fixed-point weights, rounded to bytes.
-
-    The CPU computes in this way: the weights have as many fraction bits as leave the largest
-    of them below 2**15, and each dimension's result is rounded to a byte.
-    """
-    bits = 0
-    while np.floor(0.5 + matrix.max() * 2 ** (bits + 1)) < 2**_WEIGHT_BITS:
-        bits += 1
-    fixed = np.trunc(matrix * 2**bits + np.copysign(0.5, matrix)).astype(np.int32)
-    total = _product(x.astype(jnp.int32), fixed, dim)
-    rounded = (total + (1 << bits - 1)) >> bits
-    return jnp.clip(rounded, 0, 255).astype(x.dtype)
 
 
 _antialiased("_upsample_bilinear2d_aa", _triangle, 1)

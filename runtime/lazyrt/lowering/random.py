@@ -261,11 +261,6 @@ def native_dropout_backward(
     return lax.select(mask, lax.mul(grad, scalar_like(grad, scale)), zeros_like(grad))
 
 
-@lowers("aten.dropout.default")
-def dropout(ctx: OpContext, x: Array, p: float, train: bool) -> Array:
-    return native_dropout(ctx, x, p, train)[0]
-
-
 @lowers("aten.multinomial.default")
 def multinomial(
     ctx: OpContext, weights: Array, num_samples: int, replacement: bool = False, *_: Any

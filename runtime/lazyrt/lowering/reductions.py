@@ -59,12 +59,6 @@ def sum_dims(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
     return _finish(ctx, reduce_sum(x, axes(dim, x.ndim)))
 
 
-@lowers("aten.nansum.default")
-def nansum(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
-    (x,) = ctx.cast(x)
-    return sum_dims(ctx, jnp.where(isnan(x), zeros_like(x), x), dim)
-
-
 def mean_of(x: Array, dims: Sequence[int]) -> Array:
     """Return the mean over dimensions, in the array's own dtype."""
     count = math.prod(x.shape[d] for d in dims)
@@ -260,16 +254,6 @@ def vector_norm(
     return _finish(ctx, norm_of(sizes, axes(dim, x.ndim), ord))
 
 
-@lowers("aten.norm.Scalar", "aten.norm.ScalarOpt_dtype")
-def norm(ctx: OpContext, x: Array, p: Any = 2, *_: Any) -> Array:
-    return vector_norm(ctx, x, 2 if p is None else p)
-
-
-@lowers("aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dim_dtype")
-def norm_dim(ctx: OpContext, x: Array, p: Any, dim: Any, *_: Any) -> Array:
-    return vector_norm(ctx, x, 2 if p is None else p, dim)
-
-
 def _magnitudes(ctx: OpContext, x: Array) -> Array:
     if jnp.iscomplexobj(x):
         return cast(lax.abs(x), ctx.compute)
@@ -367,18 +351,6 @@ def sort_stable(
     descending: bool = False,
 ) -> tuple[Array, Array]:
     return sort(ctx, x, dim, descending)
-
-
-@lowers("aten.argsort.default")
-def argsort(ctx: OpContext, x: Array, dim: int = -1, descending: bool = False) -> Array:
-    return sort(ctx, x, dim, descending)[1]
-
-
-@lowers("aten.argsort.stable")
-def argsort_stable(
-    ctx: OpContext, x: Array, stable: bool, dim: int = -1, descending: bool = False
-) -> Array:
-    return sort_stable(ctx, x, stable, dim, descending)[1]
 
 
 @lowers("aten.topk.default")

@@ -1,4 +1,4 @@
-"""Rules of the ops that move elements about. Arrays have no strides here."""
+"""Rules of the ops that make tensors, change shapes or move elements around."""
 
 # A rule's signature is its op's schema.
 # ruff: noqa: ARG001
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
+from lazyrt.lowering.dtypes import Array, cast, is_integral, to_jax_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axes, axis, expand, zeros_like
 
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
         "aten._reshape_alias.default", "aten.squeeze.default", "aten.squeeze.dim",
         "aten.squeeze.dims", "aten.unsqueeze.default", "aten.view_copy.default",
         "aten.squeeze_copy.default", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims",
-        "aten.unsqueeze_copy.default", "aten._reshape_copy.default", "aten.flatten.using_ints",
-        "aten._reshape_alias_copy.default", "aten.unflatten.int", "aten.view_as.default",
-        "aten.reshape_as.default", "aten.ravel.default")  # fmt: skip
+        "aten.unsqueeze_copy.default", "aten._reshape_copy.default",
+        "aten._reshape_alias_copy.default")  # fmt: skip
 def reshape(ctx: OpContext, x: Array, *_: Any) -> Array:
     return lax.reshape(x, ctx.out.shape)
 
@@ -64,8 +63,7 @@ def _cast_bits(x: Array, target: Any, shape: tuple[int, ...]) -> Array:
     return lax.reshape(lax.bitcast_convert_type(x, target), shape)
 
 
-@lowers("aten.expand.default", "aten.expand_copy.default", "aten.broadcast_to.default",
-        "aten.expand_as.default")  # fmt: skip
+@lowers("aten.expand.default", "aten.expand_copy.default")
 def expand_to(ctx: OpContext, x: Array, *_: Any) -> Array:
     return expand(x, ctx.out.shape)
 
@@ -75,13 +73,12 @@ def permute(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:
     return lax.transpose(x, [axis(d, x.ndim) for d in dims])
 
 
-@lowers("aten.t.default", "aten.t_copy.default", "aten.numpy_T.default")  # fmt: skip
+@lowers("aten.t.default", "aten.t_copy.default")
 def t(ctx: OpContext, x: Array) -> Array:
     return lax.transpose(x, range(x.ndim)[::-1])
 
 
-@lowers("aten.transpose.int", "aten.transpose_copy.int", "aten.swapaxes.default",
-        "aten.swapdims.default")  # fmt: skip
+@lowers("aten.transpose.int", "aten.transpose_copy.int")
 def transpose(ctx: OpContext, x: Array, dim0: int, dim1: int) -> Array:
     if x.ndim == 0:
         return x
@@ -118,13 +115,6 @@ def slice_(
 def select(ctx: OpContext, x: Array, dim: int, index: int) -> Array:
     d = axis(dim, x.ndim)
     return lax.index_in_dim(x, index % x.shape[d], d, keepdims=False)
-
-
-@lowers("aten.narrow.default", "aten.narrow_copy.default")
-def narrow(ctx: OpContext, x: Array, dim: int, start: int, length: int) -> Array:
-    d = axis(dim, x.ndim)
-    start = start + x.shape[d] if start < 0 else start
-    return lax.slice_in_dim(x, start, start + length, axis=d)
 
 
 @lowers("aten.slice_scatter.default")
@@ -192,9 +182,8 @@ def _sizes_along(ctx: OpContext, dim: int) -> list[int]:
 
 
 @lowers("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split_copy.Tensor",
-        "aten.split_with_sizes_copy.default", "aten.chunk.default", "aten.unsafe_split.Tensor",
-        "aten.unsafe_chunk.default", "aten.unsafe_split_with_sizes.default",
-        "aten.split.sizes")  # fmt: skip
+        "aten.split_with_sizes_copy.default", "aten.unsafe_split.Tensor",
+        "aten.unsafe_split_with_sizes.default")  # fmt: skip
 def split(ctx: OpContext, x: Array, size: Any, dim: int = 0) -> list[Array]:
     d = axis(dim, x.ndim)
     return _split_at(x, d, _sizes_along(ctx, d))
@@ -213,18 +202,6 @@ def repeat(ctx: OpContext, x: Array, repeats: Sequence[int]) -> Array:
     spread = [size for pair in zip(repeats, x.shape, strict=True) for size in pair]
     x = lax.broadcast_in_dim(x, spread, range(1, 2 * rank, 2))
     return lax.reshape(x, ctx.out.shape)
-
-
-@lowers("aten.repeat_interleave.self_int")
-def repeat_interleave(
-    ctx: OpContext, x: Array, repeats: int, dim: int | None = None, *_: Any
-) -> Array:
-    if dim is None or x.ndim == 0:
-        x, dim = lax.reshape(x, (x.size,)), 0
-    d = axis(dim, x.ndim)
-    spread = (*x.shape[: d + 1], repeats, *x.shape[d + 1 :])
-    kept = [k for k in range(x.ndim + 1) if k != d + 1]
-    return lax.reshape(lax.broadcast_in_dim(x, spread, kept), ctx.out.shape)
 
 
 @lowers("aten.flip.default")
@@ -287,18 +264,6 @@ def diagonal_scatter(
     rows, columns = _diagonal_index(moved.shape[-2:], offset)
     moved = moved.at[..., rows, columns].set(cast(source, ctx.out.dtype))
     return jnp.moveaxis(moved, (-2, -1), (d1, d2))
-
-
-@lowers("aten.diag_embed.default")
-def diag_embed(
-    ctx: OpContext, x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1
-) -> Array:
-    rank = len(ctx.out.shape)
-    size = x.shape[-1] + abs(offset)
-    rows, columns = _diagonal_index((size, size), offset)
-    square = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
-    square = square.at[..., rows, columns].set(x)
-    return jnp.moveaxis(square, (-2, -1), (axis(dim1, rank), axis(dim2, rank)))
 
 
 def _triangle(ctx: OpContext, x: Array, diagonal_: int, *, lower: bool) -> Array:
@@ -387,37 +352,6 @@ def as_strided_scatter(
     return lax.reshape(flat, x.shape)
 
 
-@lowers("aten.unfold.default", "aten.unfold_copy.default")
-def unfold(ctx: OpContext, x: Array, dimension: int, size: int, step: int) -> Array:
-    if x.ndim == 0:
-        return expand(x, ctx.out.shape)  # of one element or none
-    d = axis(dimension, x.ndim)
-    count = ctx.out.shape[d]
-    starts = lax.broadcasted_iota(np.int64, (count, size), 0) * step
-    index = starts + lax.broadcasted_iota(np.int64, (count, size), 1)
-    return jnp.moveaxis(jnp.take(x, index, axis=d, mode="clip"), d + 1, -1)
-
-
-@lowers("aten.unfold_backward.default")
-def unfold_backward(
-    ctx: OpContext,
-    grad: Array,
-    input_sizes: Sequence[int],
-    dim: int,
-    size: int,
-    step: int,
-) -> Array:
-    if not input_sizes:
-        return lax.reshape(grad, ())
-    d = axis(dim, len(input_sizes))
-    count = grad.shape[d]
-    starts = lax.broadcasted_iota(np.int64, (count, size), 0) * step
-    index = starts + lax.broadcasted_iota(np.int64, (count, size), 1)
-    where = (slice(None),) * d + (index,)
-    result = jnp.zeros(tuple(input_sizes), to_jax_dtype(ctx.compute))
-    return result.at[where].add(jnp.moveaxis(cast(grad, ctx.compute), -1, d + 1))
-
-
 # Padding.
 
 
@@ -433,26 +367,122 @@ def constant_pad(ctx: OpContext, x: Array, pad: Sequence[int], value: Any = 0) -
     return lax.pad(x, cast(value, ctx.out.dtype), low_high)
 
 
-@lowers("aten.pixel_shuffle.default")
-def pixel_shuffle(ctx: OpContext, x: Array, upscale_factor: int) -> Array:
-    r = upscale_factor
-    *batch, channels, height, width = x.shape
-    n = len(batch)
-    x = lax.reshape(x, (*batch, channels // (r * r), r, r, height, width))
-    order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
-    return lax.reshape(lax.transpose(x, order), ctx.out.shape)
-
-
-@lowers("aten.pixel_unshuffle.default")
-def pixel_unshuffle(ctx: OpContext, x: Array, downscale_factor: int) -> Array:
-    r = downscale_factor
-    *batch, channels, height, width = x.shape
-    n = len(batch)
-    x = lax.reshape(x, (*batch, channels, height // r, r, width // r, r))
-    order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
-    return lax.reshape(lax.transpose(x, order), ctx.out.shape)
-
-
 @lowers("aten.rot90.default")
 def rot90(ctx: OpContext, x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
     return jnp.rot90(x, k, (dims[0], dims[1]))
+
+
+# Making tensors from nothing, or of the type of another.
+
+
+def _filled(ctx: OpContext, value: Any) -> Array:
+    return expand(cast(value, ctx.out.dtype), ctx.out.shape)
+
+
+@lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default",
+        "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default",
+        "aten.empty_strided.default", "aten.new_empty_strided.default",
+        "aten.empty_permuted.default", "aten._efficientzerotensor.default")  # fmt: skip
+def zeros(ctx: OpContext, *_: Any) -> Array:
+    # What torch leaves uninitialised is zero here, so that a run can be repeated.
+    return _filled(ctx, 0)
+
+
+@lowers("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+def ones(ctx: OpContext, *_: Any) -> Array:
+    return _filled(ctx, 1)
+
+
+@lowers("aten.full.default", "aten.full_like.default")
+def full(ctx: OpContext, like: Any, value: Any, *_: Any) -> Array:
+    return _filled(ctx, value)
+
+
+@lowers("aten.new_full.default")
+def new_full(ctx: OpContext, x: Array, size: Any, value: Any, *_: Any) -> Array:
+    return _filled(ctx, value)
+
+
+@lowers("aten.scalar_tensor.default")
+def scalar_tensor(ctx: OpContext, value: Any, *_: Any) -> Array:
+    return _filled(ctx, value)
+
+
+@lowers("aten.arange.default")
+def arange_end(ctx: OpContext, end: Any, *_: Any) -> Array:
+    return _arange(ctx, 0, 1)
+
+
+@lowers("aten.arange.start")
+def arange_start(ctx: OpContext, start: Any, end: Any, *_: Any) -> Array:
+    return _arange(ctx, start, 1)
+
+
+@lowers("aten.arange.start_step")
+def arange_step(ctx: OpContext, start: Any, end: Any, step: Any = 1, *_: Any) -> Array:
+    return _arange(ctx, start, step)
+
+
+def _arange(ctx: OpContext, start: Any, step: Any) -> Array:
+    dtype = torch.int64 if is_integral(ctx.out.dtype) else torch.float64
+    steps = lax.iota(to_jax_dtype(dtype), ctx.out.shape[0])
+    if step != 1:
+        steps = lax.mul(steps, expand(cast(step, dtype), steps.shape))
+    if start != 0:
+        steps = lax.add(steps, expand(cast(start, dtype), steps.shape))
+    return steps
+
+
+@lowers("aten.linspace.default")
+def linspace(ctx: OpContext, start: Any, end: Any, *_: Any) -> Array:
+    return _linspace(ctx, start, end)
+
+
+def _linspace(ctx: OpContext, start: Any, end: Any) -> Array:
+    """Count from both ends, as torch does, so that both are met exactly."""
+    count = ctx.out.shape[0]
+    dtype = torch.float64 if is_integral(ctx.out.dtype) else ctx.compute
+    first, last = (cast(cast(v, ctx.out.dtype), dtype) for v in (start, end))
+    if count <= 1:
+        return expand(first, ctx.out.shape)
+    width = lax.div(lax.sub(last, first), cast(count - 1, dtype))
+    index = lax.iota(np.int64, count)
+    up = lax.add(
+        expand(first, (count,)), lax.mul(cast(index, dtype), expand(width, (count,)))
+    )
+    back = cast(lax.sub(lax.full((count,), np.int64(count - 1)), index), dtype)
+    down = lax.sub(expand(last, (count,)), lax.mul(back, expand(width, (count,))))
+    return lax.select(lax.lt(index, lax.full((count,), np.int64(count // 2))), up, down)
+
+
+@lowers("aten.logspace.default")
+def logspace(
+    ctx: OpContext, start: Any, end: Any, steps: int, base: float = 10.0, *_: Any
+) -> Array:
+    exponents = _linspace(ctx, start, end)
+    return lax.pow(lax.full_like(exponents, base), exponents)
+
+
+@lowers("aten.eye.default", "aten.eye.m")
+def eye(ctx: OpContext, *_: Any) -> Array:
+    shape = ctx.out.shape
+    rows = lax.broadcasted_iota(np.int32, shape, 0)
+    return cast(lax.eq(rows, lax.broadcasted_iota(np.int32, shape, 1)), ctx.out.dtype)
+
+
+def _triangle_index(
+    ctx: OpContext, row: int, col: int, offset: int, *, lower: bool
+) -> Array:
+    pick = np.tril_indices if lower else np.triu_indices
+    rows, columns = pick(row, offset, col)
+    return jnp.asarray(np.stack([rows, columns])).astype(ctx.dtype)
+
+
+@lowers("aten.tril_indices.default")
+def tril_indices(ctx: OpContext, row: int, col: int, offset: int = 0, *_: Any) -> Array:
+    return _triangle_index(ctx, row, col, offset, lower=True)
+
+
+@lowers("aten.triu_indices.default")
+def triu_indices(ctx: OpContext, row: int, col: int, offset: int = 0, *_: Any) -> Array:
+    return _triangle_index(ctx, row, col, offset, lower=False)

@@ -17,7 +17,26 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import indexing, registry, rules  # noqa: F401 - registers them
+from lazyrt.lowering import (  # noqa: F401 - importing a module of rules registers them
+    activations,
+    binning,
+    collectives,
+    convolution,
+    elementwise,
+    gradients,
+    indexing,
+    linalg,
+    normalisation,
+    optimizers,
+    partitioning,
+    pooling,
+    random,
+    recurrent,
+    reductions,
+    registry,
+    shape_ops,
+    special,
+)
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.context import evaluate
