@@ -129,15 +129,11 @@ class IrProgram(Program):
         names: Mapping[Any, str] | None = None,
         held: Mapping[Any, Holding] | None = None,
         name: str = "",
-        moved: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         if inspection is not None:
             held = inspection.holdings
         drawing = draw_graph(graph, names=names, holdings=held)
         super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
-        self._moved = moved or {}
-        if moved:
-            self.overlays = (*self.overlays, "break")
         self.graph = graph
         self.inspection = inspection
         self.measured: dict[int, int] = {}
@@ -208,13 +204,6 @@ class IrProgram(Program):
             )
         if name == "nan":
             return self._findings()
-        if name == "break":
-            return moved_ops(
-                {
-                    n.id: self._moved.get((str(n.provenance.site), n.op.name), "")
-                    for n in nodes
-                }
-            )
         if name == "fallback":
             return Findings(
                 title="ops that ran on the CPU",
@@ -283,12 +272,8 @@ class HloProgram(Program):
         inputs: Mapping[int, str] | None = None,
         outputs: Mapping[int, str] | None = None,
         source: LoweredFrom | None = None,
-        moved: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._source = source
-        self._moved = moved or {}
-        if moved:
-            self.overlays = (*self.overlays, "break")
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
@@ -350,8 +335,6 @@ class HloProgram(Program):
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
-        if name == "break":
-            return self._moved_ops()
         if name == "bytes":
             return Amounts(title="bytes of results", nodes=self._costs.bytes())
         flops = self._costs.flops()
@@ -361,16 +344,6 @@ class HloProgram(Program):
             )
         nbytes = self._costs.bytes()
         return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
-
-    def _moved_ops(self) -> Findings:
-        """Return which ops were in another part of the program before its break moved."""
-        graph = self.graph
-        return moved_ops(
-            {
-                node: self._moved.get((graph.site(node), graph.ops[node]), "")
-                for node in self.place
-            }
-        )
 
     def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
         """Return what is known of the IR ops and inputs that stand behind the program's."""
@@ -396,16 +369,6 @@ class HloProgram(Program):
             good=found.good,
             bad=found.bad,
         )
-
-
-def moved_ops(nodes: dict[int, str]) -> Findings:
-    """Return which ops were in another part of the program before its break moved."""
-    return Findings(
-        title="where ops were before the break moved",
-        nodes=nodes,
-        good="in this part",
-        bad="in another part",
-    )
 
 
 def line_text(line: SourceLocation) -> str:
