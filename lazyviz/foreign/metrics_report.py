@@ -439,13 +439,12 @@ class MetricsReport(Evidence):
 
     Attributes:
         sections: One for each report in the text.
-        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does;
-            `mixed` for a text with reports of both kinds, each read as it was printed.
+        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does.
         evidence: How that was found out.
     """
 
     sections: tuple[Section, ...]
-    rounding: Rounding | Literal["mixed"]
+    rounding: Rounding
     evidence: str
 
     @property
