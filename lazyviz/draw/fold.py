@@ -127,8 +127,12 @@ def unfold(
     part = [position for position, box in enumerate(where) if box == index]
     inner_graph = restrict(graph, part)
     inner = overview(inner_graph, budget)
-    if len(inner.boxes) == 1:  # one line of many ops, or one module within another
-        inner = collapse(inner_graph, max(_MIN_BUDGET, min(budget, READ_WHOLE)))
+    if (
+        len(inner.boxes) == 1
+    ):  # one line of many ops, one module within another, equal layers
+        most = max(_MIN_BUDGET, min(budget, READ_WHOLE))
+        is_small = len(inner_graph.boxes) <= most
+        inner = inner_graph if is_small else _open_within(inner_graph, most)
     within = _boxes_of(inner_graph, inner)
     more = len(inner.boxes) - 1
     moved = {p: index + within[k] for k, p in enumerate(part)}
@@ -147,10 +151,16 @@ def unfold(
 def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
     """Return for each box of a drawing the box that it is part of once folded; -1 for none.
 
-    An input that is drawn no more goes with what reads it first.
+    An input that is drawn no more goes with what reads it first, or with the inputs of the layers
+    that are drawn once.
     """
     by_node = {node: k for k, box in enumerate(folded.boxes) for node in box.members}
     by_name = {box.op: k for k, box in enumerate(folded.boxes) if not box.members}
+    of_layers = {
+        (reader, folded.boxes[k].detail): k
+        for k, reader in folded.edges
+        if not folded.boxes[k].members and folded.boxes[k].count > 1
+    }
     anchors = _anchors(graph)
     where = []
     for position, box in enumerate(graph.boxes):
@@ -158,7 +168,10 @@ def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
             where.append(by_name[box.op])
         else:
             reader = graph.boxes[anchors[position]]
-            where.append(by_node.get(reader.members[0], -1) if reader.members else -1)
+            place = by_node.get(reader.members[0], -1) if reader.members else -1
+            where.append(
+                place if box.members else of_layers.get((place, box.detail), place)
+            )
     return where
 
 

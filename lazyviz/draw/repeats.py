@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from os.path import commonprefix
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lazyviz.draw.model import Box, DrawGraph
 
-_LEAST_ROUNDS = 3  # two of a kind are no loop yet; two layers are equal layers
+_LEAST_ROUNDS, _PAIR = 3, 2  # two of a kind are no loop yet, but equal layers
 _LEAST_SAVED = 4  # boxes; fewer are read as quickly one by one
 _MAX_PERIODS = 24
 _GRAM = 3
@@ -55,8 +55,9 @@ def fold_repeats(graph: DrawGraph) -> DrawGraph:
         box, reader = boxes[start], boxes[end]
         if not box.members and box.count == 1 < reader.count:
             # What the first layer takes lies outside of them all.
-            path = tuple(commonprefix([box.path, reader.path]))
-            boxes[start] = replace(box, path=path)
+            both = zip(box.path, reader.path, strict=False)
+            shared = takewhile(lambda parts: parts[0] == parts[1], both)
+            boxes[start] = replace(box, path=tuple(part for part, _ in shared))
     where = {i: new_position[twin] for i, twin in enumerate(stands_for)}
     return graph.rewired(boxes, edges, where)
 
@@ -127,9 +128,9 @@ class _Order:
         for run in sorted(self._runs(), key=lambda run: (-run.saved, run.period)):
             places = range(run.start, run.start + run.rounds * run.period)
             rounds = [self._order[k : k + run.period] for k in places[:: run.period]]
-            if taken.isdisjoint(places) and self._are_alike(rounds):
+            if taken.isdisjoint(places) and (alike := self._alike(rounds)):
                 taken.update(places)
-                found.append(rounds)
+                found.append(alike)
         inputs: set[int] = set()
         for rounds in sorted(found):  # an input goes with what reads it first
             for own in list(self._own_inputs(rounds, inputs)):
@@ -183,23 +184,23 @@ class _Order:
             last[gram] = k
         return [period for period, _ in distances.most_common(_MAX_PERIODS)]
 
-    def _are_alike(self, rounds: Sequence[Sequence[int]]) -> bool:
-        """Return whether rounds are layers or a loop: wired alike, without names of their own.
+    def _alike(self, rounds: list[list[int]]) -> list[list[int]]:
+        """Return the rounds that are layers or a loop, none if they are not.
 
-        Two rounds of one module are none. The user tells tensors of several names apart.
+        They are wired alike; the first and the last of a run may not be. Two rounds of one module
+        are no loop, and the user tells tensors of several names apart.
         """
-        slots = list(zip(*rounds, strict=True))
-        if len(rounds) < _LEAST_ROUNDS and not any(
-            len({self._boxes[position].path for position in slot}) > 1 for slot in slots
-        ):
-            return False
-        if any(
-            len({_INDEX.sub("", self._boxes[p].name) for p in slot} - {""}) > 1
-            for slot in slots
-        ):
-            return False
-        first, *others = map(self._wiring, rounds)
-        return all(wiring == first for wiring in others)
+        wired = list(map(self._wiring, rounds))
+        alike = [k for k, each in enumerate(wired) if each == wired[len(wired) // 2]]
+        if alike != list(range(alike[0], alike[-1] + 1)):
+            return []
+        found = [rounds[k] for k in alike]
+        slots = [[self._boxes[k] for k in slot] for slot in zip(*found, strict=True)]
+        are_layers = any(len({box.path for box in slot}) > 1 for slot in slots)
+        if len(found) < (_PAIR if are_layers else _LEAST_ROUNDS):
+            return []
+        names = ({_INDEX.sub("", box.name) for box in slot} - {""} for slot in slots)
+        return [] if any(len(each) > 1 for each in names) else found
 
     def _wiring(self, each: Sequence[int]) -> list[tuple[list[int], int]]:
         """Return for each operation what it reads in its round, and how much outside of it.
