@@ -212,12 +212,12 @@ def heading(group: HunkGroup) -> str:
     return f"@@ {where}  ({plural(len(hunk), 'instruction')}{alike})"
 
 
-def graph_lines(graph: Graph) -> list[str]:
-    """Return a graph line by line, each with its module and source line."""
+def graph_lines(graph: Graph, most: int | None = None) -> list[str]:
+    """Return a graph line by line, each with its module and source line; the first of many."""
     outputs = set(graph.outputs)
     return [
         f" {'→' if node in outputs else ' '} {instruction(graph, node)}{_where(graph, node)}"
-        for node in range(len(graph))
+        for node in range(len(graph))[:most]
     ]
 
 
