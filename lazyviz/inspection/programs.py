@@ -16,6 +16,7 @@ from lazygraph.graph import CONSTANT
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
+from lazyviz.draw.diff_text import graph_lines
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
@@ -285,14 +286,8 @@ class HloProgram(Program):
 
     def listing(self) -> str:
         """Return one line for each instruction."""
-        shown = [
-            f"{node.name} = {node.op}({', '.join(self.graph.names[o] for o in node.operands)})"
-            f" : {node.type}"
-            for node in list(self.graph)[:_MAX_LISTED]
-        ]
-        if len(self.graph) > _MAX_LISTED:
-            shown.append(f"... {len(self.graph) - _MAX_LISTED:,} more")
-        return "\n".join(shown)
+        lines = graph_lines(self.graph, _MAX_LISTED)
+        return "\n".join([*lines, *text.more(len(self.graph) - len(lines))])
 
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return attributes and what the framework calls it."""
