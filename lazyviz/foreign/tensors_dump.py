@@ -433,20 +433,6 @@ class TensorsReport(Evidence):
         parts = [self._table(), summary, *folds[:_MAX_SHOWN], *more]
         return Doc(parts, css_class="lazyviz-tensors")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the tensors as plain data."""
-        return {
-            "tensors": [
-                {
-                    **plain(each),
-                    "bytes": each.nbytes,
-                    "op": each.op,
-                    "nodes": ir_text(each.nodes),
-                }
-                for each in self.tensors
-            ]
-        }
-
     def _table(self) -> Table:
         rows: list[list[object]] = [
             [

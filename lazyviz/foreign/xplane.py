@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes, plain
+from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
 from lazyviz.render import text
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView, union
@@ -104,10 +104,6 @@ class Profile(Evidence):
             listing = self._listing(line.events[:_MAX_EVENTS])
             parts.append(Fold(f"{plane.name} {line.name}: {events}", [listing]))
         return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all planes, lines and events as plain data."""
-        return {"planes": plain(self.planes)}
 
     def lines(self) -> Iterator[tuple[ProfilePlane, ProfileLine]]:
         """Yield the threads and streams that have events, with their planes."""

@@ -159,7 +159,8 @@ def luminance(colour):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser_texts_fit_their_boxes(browser_path, scheme):
     sync_api = pytest.importorskip("playwright.sync_api")
-    picture = draw(draw_graph(perceptron()), engine="layered", inline=True).svg
+    graph = draw_graph(perceptron())
+    picture = emit(graph, lay_out(graph, "layered"), inline=True)
     script = """() => [...document.querySelectorAll('g[tabindex]')].map(g => {
         const box = g.querySelector('rect:last-of-type').getBBox();
         const texts = [...g.querySelectorAll('text')].map(t => t.getBBox());
