@@ -159,24 +159,31 @@ def _mean_fits(metric: Metric) -> bool:
 
 def _assemble(blocks: list[_Block], rounding: Rounding, evidence: str) -> MetricsReport:
     _check_whole(blocks)
-    sections: list[_SectionDraft] = []
+    sections: list[Section] = []
     outer = ""
     for block in blocks:
         titles = [line for line in block.headings if line.endswith(":")][-2:]
-        if not sections or titles or sections[-1].has(block):
+        if not sections or titles or _has(sections[-1], block):
             if len(titles) > 1 or not sections:
                 outer = titles[0] if len(titles) > 1 else ""
             parts = [part for part in (outer, *titles[-1:]) if part]
-            sections.append(_SectionDraft(" ".join(p.rstrip(":") + ":" for p in parts)))
+            title = " ".join(f"{part.rstrip(':')}:" for part in parts)
+            title = title.removesuffix(":")
+            sections.append(Section(title=title, metrics=(), counters={}))
+        last = sections[-1]
         if block.kind == "Metric":
-            sections[-1].metrics.append(_metric(block, rounding))
-        else:
-            sections[-1].counters[block.name] = _whole(block, "Value")
-    return MetricsReport(
-        sections=tuple(draft.finish() for draft in sections),
-        rounding=rounding,
-        evidence=evidence,
-    )
+            metrics = (*last.metrics, _metric(block, rounding))
+            sections[-1] = replace(last, metrics=metrics)
+        elif block.name != _EXACT_MARK:
+            counters = {**last.counters, block.name: _whole(block, "Value")}
+            sections[-1] = replace(last, counters=counters)
+    return MetricsReport(sections=tuple(sections), rounding=rounding, evidence=evidence)
+
+
+def _has(section: Section, block: _Block) -> bool:
+    if block.kind == "Counter":
+        return block.name in section.counters
+    return section.get(block.name) is not None
 
 
 def _check_whole(blocks: list[_Block]) -> None:
@@ -186,26 +193,6 @@ def _check_whole(blocks: list[_Block]) -> None:
         had = all("Percentiles" in block.fields for block in metrics[:-1])
         if had and metrics[-1].fields:
             metrics[-1].get("Percentiles")
-
-
-@dataclass(slots=True)
-class _SectionDraft:
-    title: str
-    metrics: list[Metric] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
-
-    def has(self, block: _Block) -> bool:
-        if block.kind == "Counter":
-            return block.name in self.counters
-        return any(metric.name == block.name for metric in self.metrics)
-
-    def finish(self) -> Section:
-        counters = {n: v for n, v in self.counters.items() if n != _EXACT_MARK}
-        return Section(
-            title=self.title.removesuffix(":"),
-            metrics=tuple(self.metrics),
-            counters=counters,
-        )
 
 
 def _metric(block: _Block, rounding: Rounding) -> Metric:
