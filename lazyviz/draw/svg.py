@@ -197,17 +197,12 @@ class Drawing:
 
     Attributes:
         svg: The picture, one element.
-        width: Its size in pixels.
-        graph: What it shows, after folding.
-        engine: The layout engine that placed the boxes.
+        width: Its width in pixels.
         notes: Why it was not an engine that comes earlier.
     """
 
     svg: str
     width: int
-    height: int
-    graph: DrawGraph
-    engine: str
     notes: tuple[str, ...] = ()
 
 
@@ -230,15 +225,9 @@ def draw(
     if draws_frames(engine):
         folded = named_in_frames(folded)
     layout = lay_out(folded, engine)
-    width, height = _size(folded, layout, legend=True, hint=hint)
-    return Drawing(
-        svg=emit(folded, layout, hint=hint),
-        width=width,
-        height=height,
-        graph=folded,
-        engine=layout.engine,
-        notes=layout.notes,
-    )
+    width, _ = _size(folded, layout, legend=True, hint=hint)
+    picture = emit(folded, layout, hint=hint)
+    return Drawing(svg=picture, width=width, notes=layout.notes)
 
 
 def emit(

@@ -236,13 +236,8 @@ class Explorer(Walk["Program"]):
         if inspection is None or not results:
             yield panel_reply(body, box=index)
             return
-        node = results[-1].members[0]
-        cost = inspection.cost(node)
-        asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
-        body += f"{panel.heading_html(panel.title_of(results[-1]))}"
-        yield panel_reply(body + panel.cost_html(cost, node, asks=asks), box=index)
-        if not asks:
-            yield panel_reply(body + self._details.value(node, 0, ()), box=index)
+        body += panel.heading_html(panel.title_of(results[-1]))
+        yield from self._valued(body, results[-1].members[0], index, inspection)
 
     def _results_of(self, box: Box) -> list[Box]:
         """Return the ops of a folded box that something outside of it reads, or that are outputs."""
@@ -261,12 +256,17 @@ class Explorer(Walk["Program"]):
         inspection = self._inspection
         if inspection is None:
             yield panel_reply(facts + self._details.no_value(node), box=index)
-            return
+        else:
+            yield from self._valued(facts, node, index, inspection)
+
+    def _valued(
+        self, body: str, node: int, index: int | None, inspection: Inspection
+    ) -> Iterator[Reply]:
         cost = inspection.cost(node)
         asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
-        yield panel_reply(facts + panel.cost_html(cost, node, asks=asks), box=index)
+        yield panel_reply(body + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
-            yield panel_reply(facts + self._details.value(node, 0, ()), box=index)
+            yield panel_reply(body + self._details.value(node, 0, ()), box=index)
 
     def _value_asked(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)

@@ -26,10 +26,7 @@ def test_a_drawing_is_well_formed_and_has_every_box():
 
     assert root.tag == f"{SVG}svg"
     assert root.get("aria-label") == "IR graph, 9 ops in 14 boxes"
-    assert (root.get("width"), root.get("height")) == (
-        str(drawing.width),
-        str(drawing.height),
-    )
+    assert root.get("width") == str(drawing.width)
     assert len(nodes(root)) == 14
     assert [group.get("data-n") for group in nodes(root) if group.get("data-n")] == [
         *map(str, range(1, 10))
