@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _TENSOR = ("torch", "Tensor")
 _GRAPH = ("lazyrt.execution.graph", "Graph")
 _PLAN = "<lazyrt "
-_MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60
 _MIN_PICTURED = 16
 _EMPTY = "<Graph: nothing is pending; lazyrt.inspect(STEP).graph is that of a step>"
@@ -47,37 +46,9 @@ def wants_html(shell: InteractiveShell) -> bool:
     return "text/html" in display_formatter.active_types
 
 
-def statistics(value: Any) -> str:
-    """Return one line about a CPU tensor: type, range, mean, and what is not finite."""
-    torch = sys.modules["torch"]
-    kind = str(value.dtype).removeprefix("torch.")
-    parts = [f"{kind}[{', '.join(map(str, value.shape))}]"]
-    if not 1 < value.numel() <= _MAX_STATISTICS or value.is_complex():
-        return parts[0]
-    if value.dtype == torch.bool:
-        return f"{parts[0]} · {int(value.sum()):,} of {value.numel():,} true"
-    numbers = value.detach().to(torch.float64)
-    finite = numbers[torch.isfinite(numbers)]
-    if finite.numel():
-        parts.append(f"{float(finite.min()):.4g} to {float(finite.max()):.4g}")
-        parts.append(f"mean {float(finite.mean()):.4g}")
-        if finite.numel() > 1:
-            parts.append(f"std {float(finite.std()):.4g}")
-    for name, count in (
-        ("NaN", int(numbers.isnan().sum())),
-        ("Inf", int(numbers.isposinf().sum())),
-        ("-Inf", int(numbers.isneginf().sum())),
-    ):
-        if count:
-            parts.append(f"{count:,} {name}")
-    return " · ".join(parts)
-
-
 def facts(look: Any) -> str:
     """Return one line about what was seen of a tensor: type, range, mean, what is not finite."""
-    if not look.is_whole:
-        return panel.statistics_text(look.summary)
-    line = statistics(look.value)
+    line = panel.statistics_text(look.summary)
     return line if look.value.dim() else f"{line} · {number_text(look.value)}"
 
 

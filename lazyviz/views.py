@@ -138,18 +138,11 @@ def _what_it_is(value: Any) -> str:
         where = f"on the device {' and '.join(sorted(devices))}" if devices else "none"
         return f"is a {type(value).__name__}, whose parameters are {where}"
     device = getattr(value, "device", None)
-    return f"is on the device {device}" if device is not None else f"is {_kind(value)}"
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "None"
-    kind = type(value).__name__
-    shown = f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
-    if isinstance(value, (list, tuple, set)) and value:
-        inside = sorted({type(item).__name__ for item in value})
-        return f"{shown} of {', '.join(inside[:3])}"
-    return shown
+    return (
+        f"is on the device {device}"
+        if device is not None
+        else f"is of type {type(value).__name__}"
+    )
 
 
 def _is_from_within(error: Exception) -> bool:

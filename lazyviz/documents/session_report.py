@@ -18,7 +18,7 @@ import re
 import shutil
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz import session
 from lazyviz.command_line import path_of
@@ -142,8 +142,7 @@ def _sources(shell: Any) -> dict[int, str]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportSection:
+class ReportSection(NamedTuple):
     """One part of the page.
 
     Attributes:
@@ -417,19 +416,13 @@ def _of_view(found: View, report: ReportPart) -> ReportSection:
         shell = facts.session.shell if facts.session is not None else None
         return found.make(Command(found.name, "", shell, facts.session)) or Doc([])
 
-    return ReportSection(
-        title=report.title, anchor=found.name, make=make, nbytes=report.nbytes
-    )
+    return ReportSection(report.title, found.name, make, report.nbytes)
 
 
 def report_sections() -> list[ReportSection]:
     """Return the parts of a report: those of a session, then those of views."""
-    of_session = (
-        ReportSection(title=title, anchor=anchor, make=make, nbytes=nbytes)
-        for title, anchor, make, nbytes in _SECTIONS
-    )
     views = (_of_view(v, v.report) for v in VIEWS.values() if v.report is not None)
-    return [*of_session, *views]
+    return [*map(ReportSection._make, _SECTIONS), *views]
 
 
 _SECTIONS: tuple[tuple[str, str, Callable[[Facts], Part], int], ...] = (

@@ -20,6 +20,7 @@ from lazyviz.draw.model import (
     short_name,
     type_text,
 )
+from lazyviz.render.text import leaf_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +37,6 @@ _LEAF_KINDS: dict[str, Kind] = {
     "int": "constant",
     "rng": "random",
 }
-_LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 _LEAF_LABELS = {"data": "input", "float": "float", "int": "int", "rng": "rng"}
 
 
@@ -279,7 +279,7 @@ def _leaf_box(
         label=name or f"{label} {leaf.position}",
         detail=type_text(leaf.shape, leaf.dtype),
         kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
-        op=f"%{_LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}",
+        op=leaf_name(leaf),
         path=paths.get(leaf, ()),
         is_root=is_root,
         name=name,
@@ -294,11 +294,6 @@ _FREE = frozenset(
 _MAX_LITERAL = 16
 _DEEPEST = 8  # calls within calls that are counted
 _MAX_WRAPPERS = 3
-_NUMBER_KINDS: dict[str, Kind] = {
-    "float": "constant",
-    "int": "constant",
-    "rng": "random",
-}
 
 
 def draw_hlo(
@@ -369,7 +364,7 @@ def node_box(graph: Graph, node: int, called: str = "", *, is_root: bool) -> Box
         return Box(
             label=called or name.lstrip("%"),
             detail=label.type,
-            kind=_NUMBER_KINDS.get(label.attrs, "parameter"),
+            kind=_LEAF_KINDS.get(label.attrs, "parameter"),
             op=name,
             is_root=is_root,
             name=called,

@@ -127,8 +127,12 @@ def unfold(
     part = [position for position, box in enumerate(where) if box == index]
     inner_graph = restrict(graph, part)
     inner = overview(inner_graph, budget)
-    if len(inner.boxes) == 1:  # one line of many ops, or one module within another
-        inner = collapse(inner_graph, max(_MIN_BUDGET, min(budget, READ_WHOLE)))
+    if (
+        len(inner.boxes) == 1
+    ):  # one line of many ops, one module within another, equal layers
+        most = max(_MIN_BUDGET, min(budget, READ_WHOLE))
+        is_small = len(inner_graph.boxes) <= most
+        inner = inner_graph if is_small else _open_within(inner_graph, most)
     within = _boxes_of(inner_graph, inner)
     more = len(inner.boxes) - 1
     moved = {p: index + within[k] for k, p in enumerate(part)}
@@ -147,10 +151,16 @@ def unfold(
 def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
     """Return for each box of a drawing the box that it is part of once folded; -1 for none.
 
-    An input that is drawn no more goes with what reads it first.
+    An input that is drawn no more goes with what reads it first, or with the inputs of the layers
+    that are drawn once.
     """
     by_node = {node: k for k, box in enumerate(folded.boxes) for node in box.members}
     by_name = {box.op: k for k, box in enumerate(folded.boxes) if not box.members}
+    of_layers = {
+        (reader, folded.boxes[k].detail): k
+        for k, reader in folded.edges
+        if not folded.boxes[k].members and folded.boxes[k].count > 1
+    }
     anchors = _anchors(graph)
     where = []
     for position, box in enumerate(graph.boxes):
@@ -158,7 +168,10 @@ def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
             where.append(by_name[box.op])
         else:
             reader = graph.boxes[anchors[position]]
-            where.append(by_node.get(reader.members[0], -1) if reader.members else -1)
+            place = by_node.get(reader.members[0], -1) if reader.members else -1
+            where.append(
+                place if box.members else of_layers.get((place, box.detail), place)
+            )
     return where
 
 
@@ -251,7 +264,11 @@ def _tree(graph: DrawGraph, budget: int) -> _Group:
             continue
         parts = _split(graph, group, depth, anchors)
         if len(parts) > 1:
-            parts = _in_pieces(graph, parts, anchors, inputs)
+            parts = [
+                piece
+                for part in parts
+                for piece in _in_pieces(graph, part, anchors, inputs)
+            ]
         if len(parts) == 1:  # no level of its own for a single part
             if len(parts[0].path) > len(group.path) or not group.path:
                 group.path, group.label = parts[0].path, parts[0].label
@@ -294,68 +311,35 @@ def _split(
 
 def _in_pieces(
     graph: DrawGraph,
-    parts: list[_Group],
+    part: _Group,
     anchors: Sequence[int],
     inputs: Sequence[Sequence[int]],
 ) -> list[_Group]:
-    """Return lines, and modules' own ops, in pieces between which other modules lie.
+    """Return a line, or a module's own ops, in pieces between which other modules lie.
 
     As in `relu(conv(relu(x)))`: one box for both would stand in front of the module and behind
     it. What is passed more often, as in a loop, stays in one.
     """
-    divisible = [
-        part
-        for part in parts
-        if _MIN_BUDGET <= len(part.boxes) <= _MAX_PIECEWISE
-        and all(graph.boxes[anchors[k]].path == part.path for k in part.boxes)
-    ]
-    passes = _passes(divisible, anchors, inputs)
-    return [piece for part in parts for piece in _pieces(part, anchors, passes)]
-
-
-def _passes(
-    parts: Sequence[_Group], anchors: Sequence[int], inputs: Sequence[Sequence[int]]
-) -> dict[int, int]:
-    """Return for each op of a part how often its part was left and come back to before.
-
-    All parts are followed in one walk: a part's current piece is a bit, and each op hands on
-    the bits of the pieces that it comes of.
-    """
-    part_of = {at: number for number, part in enumerate(parts) for at in part.boxes}
-    bits = [1 << number for number in range(len(parts))]
-    times = [0] * len(parts)
-    used = len(parts)
-    passes: dict[int, int] = {}
-    inside: dict[int, int] = {}  # the piece that an op belongs to
-    away: dict[int, int] = {}  # those of other parts that it comes of
-    for position in range(min(part_of, default=0), max(part_of, default=-1) + 1):
-        back = comes_of = 0
-        for source in inputs[position]:
-            back |= away.get(source, 0)
-            comes_of |= inside.get(source, 0)
-        comes_of |= back
-        part = part_of.get(position)
-        if part is not None and anchors[position] == position:
-            if back & bits[part]:
-                times[part] += 1
-                is_loop = times[part] == _MAX_PIECES
-                bits[part] = 0 if is_loop else 1 << used
-                used += 1
-            passes[position], inside[position] = times[part], bits[part]
-            comes_of &= ~bits[part]
-        if comes_of:
-            away[position] = comes_of
-    return passes
-
-
-def _pieces(
-    part: _Group, anchors: Sequence[int], passes: dict[int, int]
-) -> list[_Group]:
+    own = {k for k in part.boxes if anchors[k] == k}
+    if not _MIN_BUDGET <= len(part.boxes) <= _MAX_PIECEWISE or any(
+        graph.boxes[anchors[k]].path != part.path for k in part.boxes
+    ):
+        return [part]
+    times: dict[int, int] = {}  # how often a way to a box has left the part
+    for position in range(min(own, default=0), max(own, default=-1) + 1):
+        is_own = position in own
+        left = [
+            times[source] + (source in own and not is_own)
+            for source in inputs[position]
+            if source in times
+        ]
+        if left or is_own:
+            times[position] = max(left, default=0)
     pieces: dict[int, _Group] = {}
     for position in part.boxes:
-        number = passes.get(anchors[position], 0)
+        number = times.get(anchors[position], 0)
         pieces.setdefault(number, replace(part, boxes=[])).boxes.append(position)
-    if max(pieces) >= _MAX_PIECES:
+    if len(pieces) > _MAX_PIECES:
         return [part]
     return [pieces[number] for number in sorted(pieces)]
 

@@ -7,6 +7,7 @@ some 300 boxes.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -56,11 +57,14 @@ def place(
 
     Args:
         sizes: Width and height of each box.
-        edges: Pairs of positions in `sizes`; cycles and loops are allowed.
+        edges: Pairs of positions in `sizes`, which are in topological order: an edge against it
+            is laid out as if it were turned round. Loops are allowed.
     """
     if not sizes:
         return [], []
-    forward = _without_cycles(len(sizes), edges)
+    forward = list(
+        dict.fromkeys((min(edge), max(edge)) for edge in edges if edge[0] != edge[1])
+    )
     ranks = _ranks(len(sizes), forward)
     layers = _layers(sizes, forward, ranks)
     _order(layers)
@@ -68,53 +72,6 @@ def place(
     ys = _rows(layers, sizes)
     centres = [(xs[box], ys[ranks[box]]) for box in range(len(sizes))]
     return centres, _routes(sizes, edges, layers, ranks, xs, ys)
-
-
-def _without_cycles(
-    count: int, edges: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return the edges with those turned round that would close a cycle, and no loops."""
-    after: list[list[int]] = [[] for _ in range(count)]
-    for start, end in edges:
-        if start != end:
-            after[start].append(end)
-    state = [0] * count  # 0 new, 1 on the path, 2 done
-    turned: set[tuple[int, int]] = set()
-    for first in range(count):
-        stack = [(first, 0)] if state[first] == 0 else []
-        while stack:
-            box, index = stack.pop()
-            state[box] = 1
-            if index == len(after[box]):
-                state[box] = 2
-                continue
-            stack.append((box, index + 1))
-            child = after[box][index]
-            if state[child] == 1:
-                turned.add((box, child))
-            elif state[child] == 0:
-                stack.append((child, 0))
-    straight = (
-        (end, start) if (start, end) in turned else (start, end)
-        for start, end in edges
-        if start != end
-    )
-    return list(dict.fromkeys(straight))
-
-
-def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    after: list[list[int]] = [[] for _ in range(count)]
-    missing = [0] * count
-    for start, end in edges:
-        after[start].append(end)
-        missing[end] += 1
-    order = [box for box in range(count) if not missing[box]]
-    for box in order:  # grows while it is read
-        for child in after[box]:
-            missing[child] -= 1
-            if not missing[child]:
-                order.append(child)
-    return order
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -128,7 +85,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     limit = max(_MIN_LAYER_WIDTH, int(1.3 * count**0.5))
     height = [0] * count
     filled: dict[int, int] = defaultdict(int)
-    for box in reversed(_topological(count, edges)):
+    for box in reversed(range(count)):
         level = max((height[child] + 1 for child in after[box]), default=0)
         while filled[level] >= limit:
             level += 1
@@ -216,30 +173,11 @@ def _crossings(layers: _Layers) -> int:
     total = 0
     for upper, lower in itertools.pairwise(layers.rows):
         where = {item: index for index, item in enumerate(lower)}
-        ends = [
-            end
-            for item in upper
-            for end in sorted(where[below] for below in layers.below[item])
-        ]
-        total += _inversions(ends, len(lower))
-    return total
-
-
-def _inversions(numbers: Sequence[int], limit: int) -> int:
-    """Return how many pairs are out of order, with a tree of sums over the numbers seen."""
-    sums = [0] * (limit + 1)
-    total = 0
-    for seen, number in enumerate(numbers):
-        not_larger = 0
-        i = number + 1
-        while i > 0:
-            not_larger += sums[i]
-            i -= i & -i
-        total += seen - not_larger
-        i = number + 1
-        while i <= limit:
-            sums[i] += 1
-            i += i & -i
+        seen: list[int] = []
+        for item in upper:
+            for end in sorted(where[below] for below in layers.below[item]):
+                total += len(seen) - bisect.bisect_right(seen, end)
+                bisect.insort(seen, end)
     return total
 
 
@@ -330,8 +268,8 @@ def _routes(
         if start == end:
             routes.append(_loop(xs[start], ys[ranks[start]], sizes[start]))
             continue
-        turned = (start, end) not in layers.chains or ranks[start] > ranks[end]
-        upper, lower = (end, start) if turned else (start, end)
+        turned = start > end
+        upper, lower = sorted((start, end))
         points = [(xs[upper], ys[ranks[upper]] + sizes[upper][1] / 2)]
         rank = ranks[upper]
         for dummy in layers.chains[upper, lower]:

@@ -23,7 +23,7 @@ from lazyviz.draw.model import (
     path_text,
     title_within,
 )
-from lazyviz.draw.palette import CHANGES, CHANGES_LIGHT
+from lazyviz.draw.palette import CHANGES, CHANGES_LIGHT, KINDS, LIGHT
 from lazyviz.render import html
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from lazyviz.draw.model import Box, DrawGraph
 
 _POINTS = 72
-_FILL = {
-    "op": "#edf3fc",
-    "backward": "#e8f5ee",
-    "random": "#f4edfb",
-    "parameter": "#fdf4e1",
-    "constant": "#f3f4f6",
-    "group": "#dfe9f9",
-}
 
 
 def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
@@ -121,7 +113,7 @@ def _add_box(
     if labels:
         text = "\n".join(part for part in (label_text(box), detail_text(box)) if part)
         attributes["label"] = html.dot(text)
-        attributes["fillcolor"] = _FILL[box.kind]
+        attributes["fillcolor"] = LIGHT[KINDS[box.kind][0]][0]
         if box.is_root:
             attributes["penwidth"] = "2"
         if box.change is not None:

@@ -259,11 +259,15 @@ def statistics_text(summary: Summary | TensorPrinted) -> str:
     """Return one line about a tensor from its statistics."""
     kind = str(summary.dtype).removeprefix("torch.")
     parts = [f"{kind}[{', '.join(map(str, summary.shape))}]"]
+    if summary.elements <= 1:
+        return parts[0]
     if kind == "bool":
         return f"{parts[0]} · {summary.nonzero:,} of {summary.elements:,} true"
-    if summary.elements > summary.nan + summary.infinite:
+    finite = summary.elements - summary.nan - summary.infinite
+    if finite:
         parts.append(f"{summary.low:.4g} to {summary.high:.4g}")
         parts.append(f"mean {summary.mean:.4g}")
+    if finite > 1:
         parts.append(f"std {summary.std:.4g}")
     minus = summary.minus_infinite
     counts = (summary.nan, summary.infinite - minus, minus)

@@ -44,8 +44,6 @@ def graph_html(
     graph: DrawGraph,
     *,
     budget: int = STRIP_BUDGET,
-    engine: str | None = None,
-    css_class: str = "",
     hint: str = "",
 ) -> str:
     """Return a graph's drawing as an image that scrolls, folded until it is small enough.
@@ -53,18 +51,16 @@ def graph_html(
     Args:
         graph: What to draw.
         budget: At most so many boxes.
-        engine: Layout engine to try first.
-        css_class: By which a page's script finds the image.
         hint: A line below the drawing, in the image.
     """
-    drawing = draw(graph, budget=budget, engine=engine, hint=hint)
+    drawing = draw(graph, budget=budget, hint=hint)
     while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
         budget //= 2
-        drawing = draw(graph, budget=budget, engine=engine, hint=hint)
+        drawing = draw(graph, budget=budget, hint=hint)
     what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
     # A little too wide is made to fit; what would be too small to read scrolls.
     limit = "100%" if drawing.width <= _MOST_SHRUNK else "none"
-    picture = html.image(drawing.svg, what, css_class=css_class, max_width=limit)
+    picture = html.image(drawing.svg, what, max_width=limit)
     notes = "".join(html.muted(f"layout: {note}") for note in drawing.notes)
     return (
         f'<div style="max-height:480px;overflow:auto;margin-top:4px">{picture}</div>'
@@ -201,17 +197,12 @@ class Drawing:
 
     Attributes:
         svg: The picture, one element.
-        width: Its size in pixels.
-        graph: What it shows, after folding.
-        engine: The layout engine that placed the boxes.
+        width: Its width in pixels.
         notes: Why it was not an engine that comes earlier.
     """
 
     svg: str
     width: int
-    height: int
-    graph: DrawGraph
-    engine: str
     notes: tuple[str, ...] = ()
 
 
@@ -220,32 +211,23 @@ def draw(
     *,
     budget: int = DEFAULT_BUDGET,
     engine: str | None = None,
-    inline: bool = False,
     hint: str = "",
 ) -> Drawing:
-    """Fold, lay out and draw a graph.
+    """Fold, lay out and draw a graph as an image of its own.
 
     Args:
         graph: What to draw, of any size.
         budget: At most so many boxes.
         engine: Layout engine to try first.
-        inline: Whether the picture will be part of a page, whose theme it then follows; as
-            an image of its own it follows the system's.
         hint: A line below the legend.
     """
     folded = overview(fold_earlier(graph), budget)
     if draws_frames(engine):
         folded = named_in_frames(folded)
     layout = lay_out(folded, engine)
-    width, height = _size(folded, layout, legend=True, hint=hint)
-    return Drawing(
-        svg=emit(folded, layout, inline=inline, hint=hint),
-        width=width,
-        height=height,
-        graph=folded,
-        engine=layout.engine,
-        notes=layout.notes,
-    )
+    width, _ = _size(folded, layout, legend=True, hint=hint)
+    picture = emit(folded, layout, hint=hint)
+    return Drawing(svg=picture, width=width, notes=layout.notes)
 
 
 def emit(
@@ -262,7 +244,8 @@ def emit(
     Args:
         graph: The drawing.
         layout: Where its boxes are.
-        inline: See `draw`.
+        inline: Whether the picture is part of a page, whose theme it then follows; as an image of
+            its own it follows the system's.
         legend: Whether the legend stands below; see `legend_svg`.
         hint: A line below the legend.
         links: Whether boxes link to their entries on the page; see `Box.anchor`.

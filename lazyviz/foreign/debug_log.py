@@ -313,32 +313,24 @@ class _Block:
     lines: list[str] = field(default_factory=list)
 
 
-def _events(lines: list[str]) -> Iterator[Event]:
-    """Yield each analysis; a compile takes the hash and the sizes that follow it along."""
-    compiled: Event | None = None
+def _events(lines: list[str]) -> list[Event]:
+    """Return each analysis; a compile takes the hash and the sizes that follow it along."""
+    found: list[Event] = []
     for block in _blocks(lines):
-        if block.kind in {_HASH, _POST}:
-            if compiled is None and block.kind == _POST:
-                raise EvidenceError(
-                    f"a {_POST} Analysis without the Compilation Analysis before it: the "
-                    "start of the log is missing. Give the whole log.",
-                    block.line,
-                )
-            if compiled is not None and block.kind == _HASH:
-                compiled = replace(compiled, computation=block.lines[0])
-            elif compiled is not None:
-                compiled = replace(compiled, sizes_gb=_sizes(block))
-            continue
-        if compiled is not None:
-            yield compiled
-            compiled = None
-        event = _event(block)
-        if event.kind == "compile":
-            compiled = event
-        else:
-            yield event
-    if compiled is not None:
-        yield compiled
+        compiled = found[-1] if found and found[-1].kind == "compile" else None
+        if block.kind == _HASH and compiled is not None:
+            found[-1] = replace(compiled, computation=block.lines[0])
+        elif block.kind == _POST and compiled is not None:
+            found[-1] = replace(compiled, sizes_gb=_sizes(block))
+        elif block.kind == _POST:
+            raise EvidenceError(
+                f"a {_POST} Analysis without the Compilation Analysis before it: the "
+                "start of the log is missing. Give the whole log.",
+                block.line,
+            )
+        elif block.kind != _HASH:
+            found.append(_event(block))
+    return found
 
 
 def _blocks(lines: list[str]) -> Iterator[_Block]:

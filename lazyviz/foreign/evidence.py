@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,9 +40,10 @@ class Evidence(Showable):
 
     __slots__ = ()
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
+        found: dict[str, Any] = plain(self)
+        return found
 
     def __lazygraph__(self) -> Graph:
         """Refuse to be one program; say where several are."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from lazyviz.doc import Doc, Part, Sentence, Showable, Table
 from lazyviz.foreign.evidence import EvidenceError, shorten
@@ -26,20 +26,14 @@ from lazyviz.foreign.metrics_report import (
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     Comparable = str | Mapping[str, Any] | MetricsReport | Section
 
 _EXACT_MARK = "lazyrt::exact_durations"
-_OURS = "lazyrt::"
-_BLOCK = re.compile(r"(.*?)(Metric|Counter): (\S+)\s*")
+_BLOCK = re.compile(r"\s*(Metric|Counter): (\S+)\s*")
 _FIELDS = "TotalSamples|Accumulator|Mean|StdDev|ValueRate|Rate|Percentiles|Value"
 _FIELD = re.compile(rf"\s*({_FIELDS}): (.*?)\s*")
-_PREFIXED_FIELD = re.compile(rf"(?:.*?[^\w.])?({_FIELDS}): (.*?)\s*")
-# A terminal breaks a long line of percentiles where it likes.
-_MORE_SHARES = re.compile(r"\s*;?\s*\d+(?:\.\d+)?%=.*")
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
-_TAGS = re.compile(r"</?(?:pre|code|tt|samp)\b[^>]*>")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%=(\S+)")
 # Printed to a nanosecond each; a rate has six digits.
 _MEAN_TOLERANCE = 1_000.0
@@ -49,27 +43,19 @@ _HEADER = ["metric", "samples", "then", "total", "then", "×", "mean", "then", "
 _COUNTER_HEADER = ["counter", "value", "then", "difference"]
 
 
-def parse_report(
-    report: str | bytes | Mapping[str, Any], *, rounding: Rounding | None = None
-) -> MetricsReport:
+def parse_report(report: str | Mapping[str, Any]) -> MetricsReport:
     """Read a metrics report: torch_xla's, lazyrt's, or several with text in between.
 
     torch_xla prints most durations too large, by up to a minute; the result has the measured
-    values, which can be had back exactly, and keeps what was printed.
+    values, which can be had back exactly, and keeps what was printed. Who printed a text is found
+    out from a mark, else from contradictions in it.
 
     Args:
         report: The text, the JSON, or the plain data of a report.
-        rounding: Who printed it: `legacy` for torch_xla, `exact` for lazyrt. By default it is
-            found out from marks and contradictions in the text.
 
     Raises:
         EvidenceError: There is no report in the text, or one that breaks off.
-
-    What a terminal, a log or a mail has put around the lines (colours, times, `>`) is left out.
-    A text may hold reports of both printers: each is read as its own printer prints.
     """
-    if isinstance(report, (bytes, bytearray)):
-        report = bytes(report).decode("utf-8", errors="replace")
     if isinstance(report, Mapping):
         return from_live(report)
     if not isinstance(report, str):
@@ -77,7 +63,6 @@ def parse_report(
             f"parse_report() got {type(report).__name__}, which is no report. Give its text, its "
             'JSON, or the result of lazyrt.metrics_report("dict").'
         )
-    report = _plain(report)
     if report.lstrip().startswith("{"):
         return from_live(_json(report))
     blocks = list(_blocks(report.splitlines()))
@@ -87,23 +72,9 @@ def parse_report(
             "report has lines like 'Metric: CompileTime' and 'Counter: MarkStep', each with "
             "its fields in the lines below. Paste it whole."
         )
-    if rounding is not None:
-        if rounding not in get_args(Rounding):
-            raise EvidenceError(
-                f"rounding is {rounding!r}, and nobody prints so. It is one of "
-                f"{', '.join(map(repr, get_args(Rounding)))}; without it that is found out."
-            )
-        return _assemble(blocks, rounding, "as the caller says")
-    return _decide(blocks)
-
-
-def _plain(text: str) -> str:
-    """Return a text without what a copy, a terminal or a page has added to it."""
-    text = text.removeprefix("\ufeff").replace("\xa0", " ")
-    text = _TAGS.sub("", _COLOURS.sub("", text))
-    if "\n" not in text.strip() and "\\n" in text:  # the repr of a text
-        text = text.strip().strip("'\"").replace("\\n", "\n")
-    return text
+    if any(block.name == _EXACT_MARK for block in blocks):
+        return _assemble(blocks, "exact", f"the counter {_EXACT_MARK}")
+    return _judge(blocks)
 
 
 @dataclass(slots=True)
@@ -129,26 +100,14 @@ class _Block:
 def _blocks(lines: list[str]) -> Iterator[_Block]:
     headings: list[str] = []
     block: _Block | None = None
-    is_prefixed = False
     for at, line in enumerate(lines, 1):
-        start = _BLOCK.fullmatch(line)
-        if start is not None and (
-            not start[1].strip() or _has_field(lines, at, start[2])
-        ):
+        if start := _BLOCK.fullmatch(line):
             if block is not None:
                 yield block
-            is_prefixed = bool(start[1].strip())
-            block = _Block(start[2], start[3], at, headings)
+            block = _Block(start[1], start[2], at, headings)
             headings = []
             continue
-        found = (_PREFIXED_FIELD if is_prefixed else _FIELD).fullmatch(line)
-        if block is not None and "Percentiles" in block.fields:
-            more = _MORE_SHARES.fullmatch(line)
-            if more is not None:
-                start_line, shares = block.fields["Percentiles"]
-                whole = f"{shares.rstrip(' ;')}; {line.strip(' ;')}"
-                block.fields["Percentiles"] = (start_line, whole)
-                continue
+        found = _FIELD.fullmatch(line)
         if found is not None and block is not None and found[1] not in block.fields:
             block.fields[found[1]] = (at, found[2])
         elif line.strip():
@@ -157,81 +116,18 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
         yield block
 
 
-def _has_field(lines: list[str], at: int, kind: str) -> bool:
-    """Return whether the first field stands below a line that something is in front of."""
-    below = next((line for line in lines[at:] if line.strip()), "")
-    first = _PREFIXED_FIELD.fullmatch(below)
-    wanted = "Value" if kind == "Counter" else "TotalSamples"
-    return first is not None and first[1] == wanted
-
-
-def _decide(blocks: list[_Block]) -> MetricsReport:
-    """Find out who printed the reports: those with lazyrt's mark, and all the others."""
-    parts = [list(part) for part in _parts(blocks)]
-    marked = [any(block.name == _EXACT_MARK for block in part) for part in parts]
-    if not any(marked):
-        return _judge(blocks)
-    ours = [
-        mark or any(block.name.startswith(_OURS) for block in part)
-        for part, mark in zip(parts, marked, strict=True)
-    ]
-    by_mark = f"the counter {_EXACT_MARK}"
-    if all(ours):
-        return _assemble(blocks, "exact", by_mark)
-    others = [b for part, own in zip(parts, ours, strict=True) if not own for b in part]
-    judged = _judge(others)
-    if judged.rounding == "exact":
-        return _assemble(blocks, "exact", f"{by_mark}; the others: {judged.evidence}")
-    found = [
-        _assemble(part, "exact" if own else "legacy", "").sections
-        for part, own in zip(parts, ours, strict=True)
-    ]
-    titles = _assemble(blocks, "exact", "").sections
-    each = [section for sections in found for section in sections]
-    return MetricsReport(
-        sections=tuple(
-            replace(section, title=titled.title)
-            for section, titled in zip(each, titles, strict=True)
-        ),
-        rounding="mixed",
-        evidence=f"{sum(ours)} of {len(ours)} reports by {by_mark}; the others: {judged.evidence}",
-    )
-
-
-def _parts(blocks: list[_Block]) -> Iterator[list[_Block]]:
-    """Yield the blocks of one report after the other, as `_assemble` parts them."""
-    part: list[_Block] = []
-    names: set[tuple[str, str]] = set()
-    for block in blocks:
-        has_title = any(line.endswith(":") for line in block.headings)
-        if part and (has_title or (block.kind, block.name) in names):
-            yield part
-            part, names = [], set()
-        part.append(block)
-        names.add((block.kind, block.name))
-    if part:
-        yield part
-
-
 def _judge(blocks: list[_Block]) -> MetricsReport:
-    legacy = _assemble(blocks, "legacy", "")
+    """Return what contradicts itself less: the text as torch_xla prints, or taken at its word."""
+    legacy = _assemble(blocks, "legacy", "assumed: nothing in it tells who printed it")
     exact = _assemble(blocks, "exact", "")
     against_legacy, against_exact = _contradictions(legacy), _contradictions(exact)
     if against_legacy > against_exact:
-        return replace(
-            exact,
-            evidence=f"read as torch_xla prints it would contradict itself {against_legacy} times",
-        )
+        why = f"read as torch_xla prints it would contradict itself {against_legacy} times"
+        return replace(exact, evidence=why)
     if against_exact > against_legacy:
-        return replace(
-            legacy,
-            evidence=f"taken at its word it contradicts itself {against_exact} times",
-        )
-    if any(block.name.startswith(_OURS) for block in blocks):
-        return replace(
-            legacy, evidence="a report of lazyrt without the mark of exact ones"
-        )
-    return replace(legacy, evidence="assumed: nothing in it tells who printed it")
+        why = f"taken at its word it contradicts itself {against_exact} times"
+        return replace(legacy, evidence=why)
+    return legacy
 
 
 def _contradictions(report: MetricsReport) -> int:
@@ -261,29 +157,33 @@ def _mean_fits(metric: Metric) -> bool:
                         else 0, abs_tol=tolerance)  # fmt: skip
 
 
-def _assemble(
-    blocks: Iterable[_Block], rounding: Rounding, evidence: str
-) -> MetricsReport:
-    blocks = list(blocks)
+def _assemble(blocks: list[_Block], rounding: Rounding, evidence: str) -> MetricsReport:
     _check_whole(blocks)
-    sections: list[_SectionDraft] = []
+    sections: list[Section] = []
     outer = ""
     for block in blocks:
         titles = [line for line in block.headings if line.endswith(":")][-2:]
-        if not sections or titles or sections[-1].has(block):
+        if not sections or titles or _has(sections[-1], block):
             if len(titles) > 1 or not sections:
                 outer = titles[0] if len(titles) > 1 else ""
             parts = [part for part in (outer, *titles[-1:]) if part]
-            sections.append(_SectionDraft(" ".join(p.rstrip(":") + ":" for p in parts)))
+            title = " ".join(f"{part.rstrip(':')}:" for part in parts)
+            title = title.removesuffix(":")
+            sections.append(Section(title=title, metrics=(), counters={}))
+        last = sections[-1]
         if block.kind == "Metric":
-            sections[-1].metrics.append(_metric(block, rounding))
-        else:
-            sections[-1].counters[block.name] = _whole(block, "Value")
-    return MetricsReport(
-        sections=tuple(draft.finish() for draft in sections),
-        rounding=rounding,
-        evidence=evidence,
-    )
+            metrics = (*last.metrics, _metric(block, rounding))
+            sections[-1] = replace(last, metrics=metrics)
+        elif block.name != _EXACT_MARK:
+            counters = {**last.counters, block.name: _whole(block, "Value")}
+            sections[-1] = replace(last, counters=counters)
+    return MetricsReport(sections=tuple(sections), rounding=rounding, evidence=evidence)
+
+
+def _has(section: Section, block: _Block) -> bool:
+    if block.kind == "Counter":
+        return block.name in section.counters
+    return section.get(block.name) is not None
 
 
 def _check_whole(blocks: list[_Block]) -> None:
@@ -293,26 +193,6 @@ def _check_whole(blocks: list[_Block]) -> None:
         had = all("Percentiles" in block.fields for block in metrics[:-1])
         if had and metrics[-1].fields:
             metrics[-1].get("Percentiles")
-
-
-@dataclass(slots=True)
-class _SectionDraft:
-    title: str
-    metrics: list[Metric] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
-
-    def has(self, block: _Block) -> bool:
-        if block.kind == "Counter":
-            return block.name in self.counters
-        return any(metric.name == block.name for metric in self.metrics)
-
-    def finish(self) -> Section:
-        counters = {n: v for n, v in self.counters.items() if n != _EXACT_MARK}
-        return Section(
-            title=self.title.removesuffix(":"),
-            metrics=tuple(self.metrics),
-            counters=counters,
-        )
 
 
 def _metric(block: _Block, rounding: Rounding) -> Metric:

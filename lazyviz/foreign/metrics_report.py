@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, shorten
 from lazyviz.render import html, text
-from lazyviz.render.html import Fragment, markup
+from lazyviz.render.html import Fragment
 from lazyviz.render.text import duration, plural
 
 if TYPE_CHECKING:
@@ -424,7 +424,6 @@ _HEADER = ["metric", "samples", "total", "printed as", "mean", _SPREAD, _RATE, "
 # What a page shows of these; the rest is folded, and what was printed stands below the total.
 _NARROW = ("samples", "total", "mean", "50 %", "99 %")
 _MEDIAN, _TAIL = 50.0, 99.0
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)")
 _WINDOW_NOTE = (
     "samples and total are over everything, the rest over the latest 1,024 samples"
 )
@@ -439,13 +438,12 @@ class MetricsReport(Evidence):
 
     Attributes:
         sections: One for each report in the text.
-        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does;
-            `mixed` for a text with reports of both kinds, each read as it was printed.
+        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does.
         evidence: How that was found out.
     """
 
     sections: tuple[Section, ...]
-    rounding: Rounding | Literal["mixed"]
+    rounding: Rounding
     evidence: str
 
     @property
@@ -644,10 +642,7 @@ def _narrow(wide: Table) -> Table:
     """Return a table that fits a narrow notebook: long names may break."""
     header, rows = wide.header, wide.rows
     keep = [k for k, title in enumerate(header) if title in _NARROW]
-    names = [Fragment(_HUMP.sub("<wbr/>", markup(str(row[0])))) for row in rows]
-    cells = [
-        [name, *(row[k] for k in keep)] for name, row in zip(names, rows, strict=True)
-    ]
+    cells = [[row[0], *(row[k] for k in keep)] for row in rows]
     if "printed as" in header:
         total, printed = header.index("total"), header.index("printed as")
         at = keep.index(total) + 1

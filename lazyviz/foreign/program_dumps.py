@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.errors import HloSyntaxError
@@ -17,6 +16,7 @@ from lazygraph.read import torch_ir
 from lazygraph.read.hlo_module import instruction_count
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Table
+from lazyviz.draw.diff_text import graph_lines
 from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
 from lazyviz.render import text
 
@@ -158,14 +158,7 @@ def parse_programs(source: str | bytes) -> Programs:
 
 
 def _listing(graph: Graph) -> str:
-    lines = []
-    for node in islice(graph, _MAX_NODES):
-        operands = ", ".join(
-            graph.names[operand] or f"#{operand}" for operand in node.operands
-        )
-        place = f"  # {node.site}" if node.site else ""
-        name = node.name or f"#{node.id}"
-        lines.append(f"{name} = {node.type} {node.op}({operands}){place}")
+    lines = graph_lines(graph, _MAX_NODES)
     return "\n".join([*lines, *text.more(len(graph) - _MAX_NODES, "node")])
 
 

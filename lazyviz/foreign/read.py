@@ -18,8 +18,12 @@ from lazyviz.foreign.debug_log import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.program_dumps import parse_programs, read_xla_dump
-from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
-from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
+from lazyviz.foreign.tensors_dump import (
+    BEGIN,
+    REPORT,
+    parse_tensors_dump,
+    parse_tensors_report,
+)
 from lazyviz.foreign.xplane import SUFFIX, profiles_in, read_profile
 from lazyviz.render.html import page_html
 
@@ -143,7 +147,7 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_debug_log
     if "Metric: " in contents or "Counter: " in contents or _is_report_json(contents):
         return parse_report
-    if REPORT.search(contents) or DEBUG_INFO.search(contents):
+    if REPORT.search(contents):
         return parse_tensors_report
     if _PROGRAM.search(contents) or lazy_ir.START.match(contents):
         return parse_programs

@@ -1,4 +1,8 @@
-"""Graphs that torch_xla wrote to XLA_SAVE_TENSORS_FILE: as text, DOT, HLO or StableHLO."""
+"""Pending graphs that torch_xla wrote: those of XLA_SAVE_TENSORS_FILE, and its report of tensors.
+
+A dump has graphs as text, DOT, HLO or StableHLO. `torch_xla._XLAC._xla_tensors_report(threshold,
+device)` gives each pending tensor with its IR.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.diff import is_same_up_to_sharing
 from lazygraph.read.torch_ir import ir_text
+from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table
 from lazyviz.foreign.evidence import (
     Evidence,
@@ -47,10 +52,15 @@ _HASH_DIGITS = 8
 _MAX_OPS = 12
 _MAX_CHARACTERS = 200_000
 _MAX_COMPARED = 8
-# Beyond so many characters equal hashes are taken at their word.
-_MAX_CHECKED = 8_000_000
-# Columns that say the same of every graph stand in the line above the table.
-_COMMON = ("format", "event")
+
+REPORT = re.compile(r"^Tensor: id=\d+, ", re.MULTILINE)
+_TENSOR = re.compile(
+    r"Tensor: id=(?P<id>\d+), shape=(?P<type>.+), device=(?P<device>\S+), "
+    r"ir_nodes=(?P<nodes>\d+)\s*"
+)
+_LAYOUT = re.compile(r"\{[\d,]*\}$")
+_TENSOR_HEADER = ["id", "type", "size", "device", "nodes", "made by", "in"]
+_MAX_SHOWN = 200
 
 Format = Literal["text", "dot", "hlo", "stablehlo"]
 
@@ -193,21 +203,7 @@ def _doc(dump: TensorsDump) -> Doc:
 
 
 def _summary(dump: TensorsDump) -> str:
-    facts = "".join(f", {title} {value}" for title, value in _common(dump).items())
-    return (
-        f"{text.plural(len(dump.graphs), 'graph')}, {len(dump.distinct):,} of them "
-        f"different{facts}"
-    )
-
-
-def _common(dump: TensorsDump) -> dict[str, str]:
-    """Return what is true of all graphs, by the title of its column."""
-    found = {title: {getattr(g, title) for g in dump.graphs} for title in _COMMON}
-    return {
-        title: value
-        for title, (value, *others) in found.items()
-        if value and not others
-    }
+    return f"{text.plural(len(dump.graphs), 'graph')}, {len(dump.distinct):,} of them different"
 
 
 def _table(dump: TensorsDump) -> Table:
@@ -216,10 +212,7 @@ def _table(dump: TensorsDump) -> Table:
         _row(position, graph, first[position])
         for position, graph in enumerate(dump.graphs, 1)
     ]
-    common = _common(dump)
-    keep = [k for k, title in enumerate(_HEADER) if title not in common]
-    cells = [[row[k] for k in keep] for row in rows]
-    return Table([_HEADER[k] for k in keep], cells).filled()
+    return Table(_HEADER, rows).filled()
 
 
 def _row(position: int, graph: DumpedGraph, first: int) -> list[object]:
@@ -244,8 +237,7 @@ def _title(graph: DumpedGraph, positions: list[int]) -> str:
 
 
 def _differences(dump: TensorsDump) -> Iterator[str]:
-    """Say which hashes stand for more than one program, and what makes those of a line differ."""
-    yield from _shared_hashes(dump)
+    """Say what makes the graphs of a line differ."""
     first: dict[str, int] = {}
     compared = 0
     for positions in dump.distinct.values():
@@ -263,37 +255,6 @@ def _differences(dump: TensorsDump) -> Iterator[str]:
             f"graph {position} is another one than graph {first[where]} of the same line: "
             f"{_what(found) or 'nothing that its text shows'}."
         )
-
-
-def _shared_hashes(dump: TensorsDump) -> Iterator[str]:
-    """Say of graphs with an earlier one's hash how they differ from it."""
-    size = sum(len(graph.body) for graph in dump.graphs)
-    for positions in dump.distinct.values() if size <= _MAX_CHECKED else ():
-        first = positions[0]
-        alike: dict[tuple[str, bool], list[int]] = {}
-        for position in positions[1:]:
-            found = dump.diff(first, position)
-            if what := _what(found):
-                same = is_same_up_to_sharing(found.a, found.b)
-                alike.setdefault((what, same), []).append(position)
-        for (what, same), others in alike.items():
-            yield _shared_hash(first, others, what, same=same)
-
-
-def _shared_hash(first: int, others: list[int], what: str, *, same: bool) -> str:
-    *rest, last = map(str, others)
-    subject = (
-        f"graphs {', '.join(rest)} and {last} have" if rest else f"graph {last} has"
-    )
-    if same:
-        return (
-            f"{subject} the hash of graph {first}, and the same results: values are shared "
-            f"otherwise, {what}."
-        )
-    return (
-        f"{subject} the hash of graph {first}, but not its program: {what}. torch_xla runs "
-        "one executable for both, so results may be wrong (pytorch/xla#8353)."
-    )
 
 
 def _what(found: GraphDiff) -> str:
@@ -398,4 +359,135 @@ def _graph(
         format=known,
         body=body,
         line=number + next((k for k, line in enumerate(lines) if line.strip()), 0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedTensor:
+    """One tensor of a report.
+
+    Attributes:
+        id: torch_xla's number of it.
+        type: Shape and layout, such as `f32[2,3]{1,0}`.
+        device: Such as `TPU:0`.
+        ir_nodes: How many IR nodes its value needs.
+        frames: The Python stack of its op, innermost first, where XLA_IR_DEBUG was set.
+        nodes: Its IR, operands first.
+    """
+
+    id: int
+    type: str
+    device: str
+    ir_nodes: int
+    frames: tuple[Frame, ...]
+    nodes: tuple[IrNode, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its value."""
+        return type_bytes(_LAYOUT.sub("", self.type))
+
+    @property
+    def op(self) -> str:
+        """The op that makes it, such as `aten::addmm`."""
+        roots = [node for node in self.nodes if node.root is not None]
+        return (roots or self.nodes[-1:])[0].op if self.nodes else ""
+
+    @property
+    def site(self) -> str:
+        """The line that recorded its op; empty where the report does not say."""
+        frame = user_frame(self.frames)
+        locations = [node.location for node in reversed(self.nodes) if node.location]
+        return str(frame) if frame else locations[0] if locations else ""
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its IR in normal form, for `lazygraph`."""
+        from lazygraph import parse
+
+        return parse(ir_text(self.nodes), source=f"tensor {self.id}")
+
+    def __lazygraph__(self) -> Graph:
+        return self.graph
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TensorsReport(Evidence):
+    """The tensors of a report, in its order."""
+
+    tensors: tuple[ListedTensor, ...]
+
+    def doc(self) -> Doc:
+        """Return a table of the tensors; each one's IR is folded."""
+        folds = [
+            Fold(f"tensor {tensor.id}: {tensor.op}", [Code(ir_text(tensor.nodes))])
+            for tensor in self.tensors
+            if len(tensor.nodes) > 1
+        ]
+        more = [
+            Note(f"{line}; `report.tensors` has all", page_only=True)
+            for line in text.more(len(folds) - _MAX_SHOWN, "tensor")
+        ]
+        total = text.size(sum(tensor.nbytes for tensor in self.tensors))
+        summary = Note(f"{text.plural(len(self.tensors), 'tensor')}, {total}")
+        parts = [self._table(), summary, *folds[:_MAX_SHOWN], *more]
+        return Doc(parts, css_class="lazyviz-tensors")
+
+    def _table(self) -> Table:
+        rows: list[list[object]] = [
+            [
+                tensor.id,
+                _LAYOUT.sub("", tensor.type),
+                text.size(tensor.nbytes),
+                tensor.device,
+                tensor.ir_nodes,
+                tensor.op,
+                tensor.site,
+            ]
+            for tensor in self.tensors
+        ]
+        return Table(_TENSOR_HEADER, rows).filled()
+
+
+def parse_tensors_report(source: str) -> TensorsReport:
+    """Read a report of live tensors.
+
+    Raises:
+        EvidenceError: It holds no tensor, or one that breaks off.
+    """
+    lines = source.splitlines()
+    starts = [n for n, line in enumerate(lines) if line.startswith("Tensor: id=")]
+    if not starts:
+        raise EvidenceError(
+            f"there is no tensor in the text that starts with {shorten(source)}. A report "
+            "of live tensors has lines such as 'Tensor: id=1, shape=f32[2]{0}, "
+            "device=CPU:0, ir_nodes=4'."
+        )
+    parts = pairwise([*starts, len(lines)])
+    return TensorsReport(tuple(_tensor(lines[a:b], a + 1) for a, b in parts))
+
+
+def _tensor(lines: list[str], number: int) -> ListedTensor:
+    found = _TENSOR.fullmatch(lines[0])
+    if found is None:
+        raise EvidenceError(
+            f"{shorten(lines[0])} does not say which tensor it is. Expected a line such as "
+            "'Tensor: id=1, shape=f32[2]{0}, device=CPU:0, ir_nodes=4'.",
+            number,
+        )
+    begin = next((k for k, line in enumerate(lines) if line.strip() == "IR {"), None)
+    end = next((k for k, line in enumerate(lines) if line.strip() == "}"), None)
+    if begin is None or end is None:
+        raise EvidenceError(
+            f"tensor {found['id']} breaks off: its IR is missing or has no end. Give the "
+            "report whole.",
+            number,
+        )
+    return ListedTensor(
+        id=int(found["id"]),
+        type=found["type"],
+        device=found["device"],
+        ir_nodes=int(found["nodes"]),
+        frames=tuple(filter(None, map(parse_frame, lines[1:begin]))),
+        nodes=parse_ir("\n".join(lines[begin : end + 1]), number + begin),
     )

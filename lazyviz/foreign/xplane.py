@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes, plain
+from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
 from lazyviz.render import text
 from lazyviz.render.timeline_svg import timeline_svg
-from lazyviz.render.timeline_text import CellTime, Span, TimelineView
+from lazyviz.render.timeline_text import CellTime, Span, TimelineView, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,10 +104,6 @@ class Profile(Evidence):
             listing = self._listing(line.events[:_MAX_EVENTS])
             parts.append(Fold(f"{plane.name} {line.name}: {events}", [listing]))
         return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all planes, lines and events as plain data."""
-        return {"planes": plain(self.planes)}
 
     def lines(self) -> Iterator[tuple[ProfilePlane, ProfileLine]]:
         """Yield the threads and streams that have events, with their planes."""
@@ -242,9 +238,7 @@ class Profile(Evidence):
             start_ns=self.start_ns,
             end_ns=self.end_ns,
             parts={},
-            device_ns=_busy(
-                sorted(self.instructions, key=lambda event: event.start_ns)
-            ),
+            device_ns=_busy(self.instructions),
         )
         if whole.end_ns <= whole.start_ns:
             return TimelineView(cells=[], spans=[])
@@ -398,12 +392,9 @@ def _own_times(events: Sequence[ProfileEvent]) -> Iterator[tuple[ProfileEvent, i
 
 
 def _busy(events: Sequence[ProfileEvent]) -> int:
-    """Return how long at least one of some events was under way; they are in order."""
-    busy = end = 0
-    for event in events:
-        busy += max(0, event.end_ns - max(event.start_ns, end))
-        end = max(end, event.end_ns)
-    return busy
+    """Return how long at least one of some events was under way."""
+    busy = union((event.start_ns, event.end_ns) for event in events)
+    return sum(end - start for start, end in busy)
 
 
 def _titled(title: str, count: int) -> str:

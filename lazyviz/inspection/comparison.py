@@ -509,29 +509,18 @@ def minimise_lacked(program: Any, other: Any) -> MinimisedView:
         HloError: One of them is no program, or there is nothing that the other lacks.
     """
     graph, known = graph_to_compare(program), graph_to_compare(other)
-    shows = lacked_by(known)
-    if not shows(graph):
-        raise HloError(
-            f"{graph.name} computes nothing that {known.name} lacks, so there is no part to search "
-            "for. %lazy diff shows in which other way they differ, if in any."
-        )
-    return MinimisedView(smallest(graph, shows), len(graph))
-
-
-def lacked_by(other: Any) -> Callable[[Graph], bool]:
-    """Return a predicate: whether a graph computes something that another program does not.
-
-    Raises:
-        HloError: `other` is no program, or no step that is known.
-    """
-    known = graph_to_compare(other)
 
     def shows(part: Graph) -> bool:
         found = graph_diff(known, part)
         mine = [*found.added, *(node for _, node in found.changed)]
         return any(part.ops[node] != PARAMETER for node in mine)
 
-    return shows
+    if not shows(graph):
+        raise HloError(
+            f"{graph.name} computes nothing that {known.name} lacks, so there is no part to search "
+            "for. %lazy diff shows in which other way they differ, if in any."
+        )
+    return MinimisedView(smallest(graph, shows), len(graph))
 
 
 def last_two(runtime: ModuleType) -> tuple[int, int] | None:

@@ -205,11 +205,6 @@ def _quota() -> float | None:
     with contextlib.suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text("utf-8").split()
         return int(limit) / int(period)
-    folder = Path("/sys/fs/cgroup/cpu")
-    with contextlib.suppress(OSError, ValueError):
-        limit = (folder / "cpu.cfs_quota_us").read_text("utf-8")
-        period = (folder / "cpu.cfs_period_us").read_text("utf-8")
-        return int(limit) / int(period) if int(limit) > 0 else None
     return None
 
 

@@ -25,7 +25,6 @@ from lazyviz.draw.model import (
     restrict,
 )
 from lazyviz.inspection import programs
-from lazyviz.inspection.graph_breaks import GraphBreak
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
     from lazyrt import Inspection
     from lazyviz.draw.model import Box
-    from lazyviz.inspection.graph_breaks import GraphBreak
     from lazyviz.inspection.programs import Form, IrProgram, Program
     from lazyviz.inspection.protocol import Reply
     from lazyviz.inspection.subjects import Subject
@@ -79,7 +77,6 @@ _OVERLAY_NAMES = {
     "flops": "FLOPs",
     "nan": "NaN and Inf",
     "fallback": "CPU fallback",
-    "break": "moved graph break",
 }
 
 
@@ -105,11 +102,6 @@ class Explorer(Walk["Program"]):
     def title(self) -> str:
         """One line about the form that is shown."""
         return self._subject.program(self._chosen_form).title
-
-    @property
-    def graph_break(self) -> GraphBreak | None:
-        """Where the program breaks that this is a part of; None if it is whole."""
-        return self._subject.graph_break
 
     @property
     def controls(self) -> dict[str, Any]:
@@ -155,10 +147,7 @@ class Explorer(Walk["Program"]):
         )
         if self._inspection is not None and not self._inspection.is_current:
             words += panel.note_html(_NOT_KEPT)
-        is_whole = len(self._views) == 1
-        return (
-            words + self.graph_break.panel() if self.graph_break and is_whole else words
-        )
+        return words
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded.
@@ -247,13 +236,8 @@ class Explorer(Walk["Program"]):
         if inspection is None or not results:
             yield panel_reply(body, box=index)
             return
-        node = results[-1].members[0]
-        cost = inspection.cost(node)
-        asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
-        body += f"{panel.heading_html(panel.title_of(results[-1]))}"
-        yield panel_reply(body + panel.cost_html(cost, node, asks=asks), box=index)
-        if not asks:
-            yield panel_reply(body + self._details.value(node, 0, ()), box=index)
+        body += panel.heading_html(panel.title_of(results[-1]))
+        yield from self._valued(body, results[-1].members[0], index, inspection)
 
     def _results_of(self, box: Box) -> list[Box]:
         """Return the ops of a folded box that something outside of it reads, or that are outputs."""
@@ -272,12 +256,17 @@ class Explorer(Walk["Program"]):
         inspection = self._inspection
         if inspection is None:
             yield panel_reply(facts + self._details.no_value(node), box=index)
-            return
+        else:
+            yield from self._valued(facts, node, index, inspection)
+
+    def _valued(
+        self, body: str, node: int, index: int | None, inspection: Inspection
+    ) -> Iterator[Reply]:
         cost = inspection.cost(node)
         asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
-        yield panel_reply(facts + panel.cost_html(cost, node, asks=asks), box=index)
+        yield panel_reply(body + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
-            yield panel_reply(facts + self._details.value(node, 0, ()), box=index)
+            yield panel_reply(body + self._details.value(node, 0, ()), box=index)
 
     def _value_asked(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
@@ -750,14 +739,12 @@ class ExploreView(Displayed):
     def doc(self) -> Doc:
         """Return a line about the program and its listing; on a page a folded picture."""
         title = self.explorer.title
-        copy = Fold(f"{title}, static copy", self._parts(title), in_text=True)
+        copy = Fold(f"{title}, static copy", [self._drawn(title)], in_text=True)
         return Doc([copy], css_class=self._twin, live=lambda: self.widget)
 
-    def _parts(self, title: str) -> list[Part]:
+    def _drawn(self, title: str) -> Part:
         words = f"{title}\n{self.explorer.listing()}"
-        drawn = Drawn(words, lambda: svg.graph_html(self.explorer.copied))
-        graph_break = self.explorer.graph_break
-        return [drawn] if graph_break is None else [drawn, graph_break.doc()]
+        return Drawn(words, lambda: svg.graph_html(self.explorer.copied))
 
     def to_svg(self) -> str:
         """Return the picture of what is shown, with all that it needs."""
@@ -769,8 +756,7 @@ class ExploreView(Displayed):
 
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the static copy as a page that needs no other file."""
-        drawn, *graph_break = self._parts("")
-        body = Doc([drawn, Code(self.explorer.listing()), *graph_break]).to_html()
+        body = Doc([self._drawn(""), Code(self.explorer.listing())]).to_html()
         page = page_html(title or self.explorer.title, [("", body)])
         Path(path).write_text(page, encoding="utf-8")
 
@@ -788,7 +774,5 @@ def explore(*things: Any, options: Mapping[str, Any] | None = None) -> ExploreVi
     inspection = subject.inspection
     if current is not None and inspection is not None and inspection.is_pending:
         names = {**subject.names, **current.names_in(inspection.graph)}
-        graph_break = subject.graph_break
         subject = pending_subject(inspection, names, subject.first)
-        subject.graph_break = graph_break
     return ExploreView(Explorer(subject))

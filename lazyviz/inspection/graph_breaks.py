@@ -1,8 +1,7 @@
 """Graph breaks: the graphs of neighbouring steps put side by side, on their source.
 
-A program with a graph break is two graphs; a break that moves makes two more. The sentences say
-so, and here is what is drawn: the parts in a row, before and now, and a line across the source.
-Everything comes from the records of compiled graphs: no tensor is asked.
+The parts of the program in a row, before and now, and a line across the source. Everything comes
+from the records of compiled graphs: no tensor is asked.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import linecache
 from collections import Counter
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part, Picture, Showable
@@ -21,13 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
 
-    from lazyrt import Inspection
-
 
 _WIDTH, _ROW, _LABEL = 420, 34, 56
 _MIN_PART = 46
-_RULE = "─" * 12
-_OLD_RULE = "┄" * 12
+_RULE = "─" * 12, "graph break"
+_OLD_RULE = "┄" * 12, "earlier graph break"
 _STYLE = (
     "text{font:11px sans-serif;fill:#555}rect{fill:#dbeafe;stroke:#2563eb}"
     ".break{stroke:#d14d72;stroke-width:2.5}.old{stroke-dasharray:4 3}"
@@ -39,12 +35,10 @@ _MARK = "mark_step()"
 _MOVED = "graph_break"  # the kind of cause that says so
 _INNER = ("read", "more than", "CPU fallback")
 _BREAKING = (_MARK, *_INNER)
-_OWNERS = frozenset({"module", "buffer", "optimizer", "gradient"})
 _MAX_PARTS = 6
 _AROUND = 1
 _MAX_LINES = 60
 _MAX_SOURCE = 120
-_MAX_ALIGNED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,51 +69,6 @@ class Row:
     parts: tuple[Piece, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A line across the source: behind it another execution begins.
-
-    Attributes:
-        when: `before` or `now`.
-        ops: Operations that ran together there, those since the break above it.
-        ended: What broke the graph, in words.
-    """
-
-    when: str
-    ops: int
-    ended: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLine:
-    """One line of source.
-
-    Attributes:
-        number: Counted from 1; 0 stands for lines that are left out.
-        source: Its text, without the end of the line.
-        ops: How many of the operations it recorded.
-        rules: Breaks after it.
-    """
-
-    number: int
-    source: str = ""
-    ops: int = 0
-    rules: tuple[Rule, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A part of the source of one cell or file.
-
-    Attributes:
-        place: `cell 3`, or the name of a file.
-        lines: Those around ops and breaks.
-    """
-
-    place: str
-    lines: tuple[SourceLine, ...]
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class GraphBreak(Showable):
     """Where a program breaks into graphs, and where it did before.
@@ -127,32 +76,24 @@ class GraphBreak(Showable):
     Attributes:
         title: One line.
         rows: The program before, if the break has moved, and now.
-        listings: The source on which the breaks lie; none where there is no source.
+        source: The lines on which the breaks lie, as text; none where there is no source.
     """
 
     title: str
     rows: tuple[Row, ...]
-    listings: tuple[Listing, ...] = ()
+    source: tuple[str, ...] = ()
 
     def doc(self, *, is_open: bool = False) -> Doc:
         """Return a row of the parts and the source with the breaks; a page draws and folds it."""
         width = max(len(row.when) for row in self.rows)
         rows = [f"{row.when:<{width}}  {_row_text(row)}" for row in self.rows]
-        words = "\n".join(map(one_line, [self.title, *rows, *_listing(self)]))
-        parts: list[Part] = [Picture(_svg(self), _alt(self))]
-        if self.listings:
-            parts.append(Code("\n".join(map(one_line, _listing(self)))))
+        source = list(map(one_line, self.source))
+        words = "\n".join([*map(one_line, [self.title, *rows]), *source])
+        alt = "; ".join(f"{row.when}: {_row_text(row)}" for row in self.rows)
+        parts: list[Part] = [Picture(_svg(self.rows), alt)]
+        if source:
+            parts.append(Code("\n".join(source)))
         return Doc([Drawn(words, Fold(self.title, parts, is_open=is_open).to_html)])
-
-    def panel(self) -> str:
-        """Return it as HTML for the panel beside a graph, whose page has the colours."""
-        source = "\n".join(map(one_line, _listing(self)))
-        listing = f"<pre>{markup(source)}</pre>" if source else ""
-        return f"<h4>{markup(self.title)}</h4>{_svg(self, inline=True)}{listing}"
-
-
-def _alt(drawn: GraphBreak) -> str:
-    return "; ".join(f"{row.when}: {_row_text(row)}" for row in drawn.rows)
 
 
 def _row_text(row: Row) -> str:
@@ -164,52 +105,17 @@ def _part_text(part: Piece) -> str:
     return f"{text.plural(part.ops, 'op')}{where}"
 
 
-def _listing(drawn: GraphBreak) -> list[str]:
-    """Return the source with the number of ops of each line and a line for each break."""
-    return [line for listing in drawn.listings for line in _listing_lines(listing)]
-
-
-def _listing_lines(listing: Listing) -> list[str]:
-    digits = max((len(str(line.number)) for line in listing.lines), default=1)
-    lines = [listing.place]
-    for line in listing.lines:
-        if not line.number:
-            lines.append(f"{'⋮':>{digits}}")
-            continue
-        ops = f"   ← {text.plural(line.ops, 'op')}" if line.ops else ""
-        lines.append(f"{line.number:>{digits}} │ {line.source}{ops}".rstrip())
-        lines += [f"{'':>{digits}} {_rule_text(rule)}" for rule in line.rules]
-    return lines
-
-
-def _rule_text(rule: Rule) -> str:
-    dash = _OLD_RULE if rule.when == "before" else _RULE
-    when = "earlier graph break" if rule.when == "before" else "graph break"
-    return f"├{dash} {when} after {text.plural(rule.ops, 'op')}: {rule.ended}"
-
-
-def _svg(drawn: GraphBreak, *, inline: bool = False) -> str:
-    """Return one bar for each row, parts as long as they have ops, breaks as lines.
-
-    Args:
-        drawn: What is drawn.
-        inline: Whether it becomes a part of a page that has its style.
-    """
-    total = max(sum(part.ops for part in row.parts) for row in drawn.rows) or 1
+def _svg(rows: Sequence[Row]) -> str:
+    """Return one bar for each row, parts as long as they have ops, breaks as lines."""
+    total = max(sum(part.ops for part in row.parts) for row in rows) or 1
     shapes = []
-    for number, row in enumerate(drawn.rows):
+    for number, row in enumerate(rows):
         y = number * _ROW
         shapes.append(f'<text x="0" y="{y + 19}">{markup(row.when)}</text>')
         shapes += _bar(row, y, total)
-    width, height = _LABEL + _WIDTH + 4, len(drawn.rows) * _ROW
-    if inline:
-        return (
-            f'<svg class="lzg-break" viewBox="0 0 {width} {height}" role="img" '
-            f'aria-label="{markup(_alt(drawn))}">{"".join(shapes)}</svg>'
-        )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
-        f'height="{height}"><style>{_STYLE}</style>{"".join(shapes)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LABEL + _WIDTH + 4}" '
+        f'height="{len(rows) * _ROW}"><style>{_STYLE}</style>{"".join(shapes)}</svg>'
     )
 
 
@@ -259,77 +165,6 @@ def break_of(runtime: ModuleType, step: int) -> GraphBreak | None:
     return next(iter(breaks_of(runtime, [_beginning(runtime, step)])), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """A recorded op, as far as its line counts."""
-
-    site: Any
-    is_leaf: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Vertices:
-    vertices: tuple[_Recorded, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """A pending graph in place of the record that its step will leave."""
-
-    nodes: int
-    lines: tuple[Any, Any]
-    snapshot: _Vertices
-
-
-def break_before(runtime: ModuleType, inspection: Inspection) -> GraphBreak | None:
-    """Return the break after which a pending graph continues; None if it begins something new.
-
-    It goes on if a read, a limit or a fallback ended the step before it, and it computes with
-    what that step left, or stands behind it in the same cell or file. Behind a `mark_step()`
-    both must hold: the mark at the end of a loop's round breaks nothing.
-    """
-    earlier = runtime.graph_of_step(inspection.step - 1)
-    if earlier is None or not inspection.graph.nodes or not inspection.is_current:
-        return None
-    cause, site = earlier.key.ended_by
-    if site is None or not cause.startswith(_BREAKING):
-        return None
-    sites = [node.provenance.site for node in inspection.graph.nodes]
-    behind = [each is not None and _is_behind(each, site) for each in sites]
-    reads = _reads_results(inspection)
-    is_broken = any(behind) or reads
-    if cause.startswith(_MARK):
-        is_broken = all(behind) and reads
-    if not is_broken:
-        return None
-    start = _beginning(runtime, inspection.step - 1)
-    parts = [runtime.graph_of_step(k) for k in range(start, inspection.step)]
-    known = [each for each in sites if each is not None]
-    lines = (known[0], known[-1]) if known else (None, None)
-    rest = _Rest(len(sites), lines, _Vertices(tuple(map(_Recorded, sites))))
-    row = (*map(_part, parts), Piece(rest.nodes, _lines(*lines), "pending"))
-    return GraphBreak(
-        title=f"this graph continues after a graph break: {cause} at {site}",
-        rows=(Row("now", row),),
-        listings=tuple(_listings([("now", [*parts, rest])])),
-    )
-
-
-def _is_behind(site: Any, end: Any) -> bool:
-    place = (site.file, site.cell) == (end.file, end.cell)
-    return place and bool(site.line >= end.line)
-
-
-def _reads_results(inspection: Inspection) -> bool:
-    """Return whether an input is what the step before computed, and no state of the model's."""
-    return any(
-        held.origin is not None
-        and held.origin.step == inspection.step - 1
-        and held.holder not in _OWNERS
-        for held in inspection.holdings.values()
-    )
-
-
 def _beginning(runtime: ModuleType, step: int) -> int:
     """Return the step that ran the first part of the program that a step is a part of."""
     for _ in range(_MAX_PARTS):
@@ -338,69 +173,6 @@ def _beginning(runtime: ModuleType, step: int) -> int:
             break
         step -= 1
     return step
-
-
-def moved_ops(runtime: ModuleType, step: int) -> dict[tuple[str, str], str]:
-    """Return the ops of a step that ran in another part before the break moved.
-
-    Both programs are laid side by side in the order of their lines: cells have other files when
-    they run again, so lines alone do not tell which op is which.
-
-    Returns:
-        Words by line and op, for the lines of which some did. Empty if no break moved.
-    """
-    record = runtime.graph_of_step(step)
-    first = runtime.graph_of_step(_beginning(runtime, step))
-    parts = _row(runtime, first) if first is not None else []
-    before = _before(runtime, first) if first is not None else []
-    number = next((k for k, each in enumerate(parts) if each is record), None)
-    now, then = _in_order(parts), _in_order(before)
-    if number is None or not then or max(len(now), len(then)) > _MAX_ALIGNED:
-        return {}
-    matcher = SequenceMatcher(None, _labels(now), _labels(then), autojunk=False)
-    places: dict[tuple[str, str], list[int | None]] = {}
-    other = {
-        start + k: then[old + k][0]
-        for start, old, size in matcher.get_matching_blocks()
-        for k in range(size)
-    }
-    for k, (part, vertex) in enumerate(now):
-        if part == number:
-            places.setdefault(_key(vertex), []).append(other.get(k))
-    return {key: words for key, old in places.items() if (words := _came(old, number))}
-
-
-def _in_order(records: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Return the ops of a row of graphs in the order of their lines, with their parts' numbers."""
-    return [
-        (number, vertex)
-        for number, record in enumerate(records)
-        if record.snapshot is not None
-        for vertex in sorted(
-            (v for v in record.snapshot.vertices if not v.is_leaf and v.site), key=_line
-        )
-    ]
-
-
-def _labels(row: Sequence[tuple[int, Any]]) -> list[Any]:
-    return [vertex.label for _, vertex in row]
-
-
-def _line(vertex: Any) -> int:
-    return int(vertex.site.line)
-
-
-def _key(vertex: Any) -> tuple[str, str]:
-    return str(vertex.site), vertex.op
-
-
-def _came(old: Sequence[int | None], number: int) -> str:
-    """Say in which part the ops of one line and kind were; empty if in this one."""
-    elsewhere = [part for part in old if part is not None and part != number]
-    if not elsewhere:
-        return ""
-    share = "" if len(elsewhere) == len(old) else f"{len(elsewhere)} of {len(old)} "
-    return f"{share}in part {elsewhere[0] + 1} before"
 
 
 def _row(runtime: ModuleType, first: Any, step: int | None = None) -> list[Any]:
@@ -467,7 +239,7 @@ def _drawn(now: Sequence[Any], before: Sequence[Any]) -> GraphBreak:
     return GraphBreak(
         title=_title(now, before),
         rows=tuple(Row(when, tuple(map(_part, records))) for when, records in rows),
-        listings=tuple(_listings(rows)),
+        source=tuple(_source(rows)),
     )
 
 
@@ -501,24 +273,35 @@ def _boundary(record: Any) -> str:
     return f"{cause} at {site}" if site is not None else str(cause)
 
 
-def _listings(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[Listing]:
-    """Yield the files on which the breaks lie, the latest program's first."""
-    rules: dict[str, dict[int, list[Rule]]] = {}
-    places: dict[str, str] = {}
+def _source(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[str]:
+    """Yield the lines of the files on which the breaks lie, the latest program's first.
+
+    A line has its number, its text and how many ops it recorded; below it stand its breaks.
+    """
+    rules: dict[str, dict[int, list[str]]] = {}
+    names: dict[str, str] = {}
     for when, records in reversed(rows):
         for record in records[:-1] or records:
             last = record.lines[1]
             if last is None or not linecache.getlines(last.file):
                 continue
-            rule = Rule(when, record.nodes, _boundary(record))
+            rule = _rule(when, record)
             rules.setdefault(last.file, {}).setdefault(last.line, []).append(rule)
             name = last.file.rsplit("/", maxsplit=1)[-1]
-            places[last.file] = name if last.cell is None else f"cell {last.cell}"
+            names[last.file] = name if last.cell is None else f"cell {last.cell}"
     for file, of_file in rules.items():
         # Where both lie on one file, the counts are those of the program as it is now.
         records = next(r for _, r in reversed(rows) if file in _files(r))
-        ops = _ops_by_line(records, file)
-        yield Listing(places[file], tuple(_source(file, ops, of_file)))
+        yield names[file]
+        yield from _lines_of(file, _ops_by_line(records, file), of_file)
+
+
+def _rule(when: str, record: Any) -> str:
+    """Return the line across the source behind which another execution began."""
+    dash, what = _OLD_RULE if when == "before" else _RULE
+    return (
+        f"├{dash} {what} after {text.plural(record.nodes, 'op')}: {_boundary(record)}"
+    )
 
 
 def _files(records: Iterable[Any]) -> set[str]:
@@ -535,26 +318,25 @@ def _ops_by_line(records: Iterable[Any], file: str) -> Counter[int]:
     )
 
 
-def _source(
-    file: str, ops: Counter[int], rules: dict[int, list[Rule]]
-) -> Iterable[SourceLine]:
-    text = linecache.getlines(file)
+def _lines_of(
+    file: str, ops: Counter[int], rules: dict[int, list[str]]
+) -> Iterator[str]:
+    lines = linecache.getlines(file)
     wanted = sorted(
         {
             near
             for number in (*ops, *rules)
             for near in range(number - _AROUND, number + _AROUND + 1)
-            if 1 <= near <= len(text)
+            if 1 <= near <= len(lines)
         }
     )[:_MAX_LINES]
+    digits = len(str(wanted[-1])) if wanted else 1
     previous = wanted[0] - 1 if wanted else 0
     for number in wanted:
         if number > previous + 1:
-            yield SourceLine(0)
+            yield f"{'⋮':>{digits}}"
         previous = number
-        yield SourceLine(
-            number,
-            text[number - 1].rstrip()[:_MAX_SOURCE],
-            ops[number],
-            tuple(rules.get(number, ())),
-        )
+        count = f"   ← {text.plural(ops[number], 'op')}" if ops[number] else ""
+        source = lines[number - 1].rstrip()[:_MAX_SOURCE]
+        yield f"{number:>{digits}} │ {source}{count}".rstrip()
+        yield from (f"{'':>{digits}} {rule}" for rule in rules.get(number, ()))

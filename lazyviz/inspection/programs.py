@@ -16,6 +16,7 @@ from lazygraph.graph import CONSTANT
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
+from lazyviz.draw.diff_text import graph_lines
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
@@ -129,15 +130,11 @@ class IrProgram(Program):
         names: Mapping[Any, str] | None = None,
         held: Mapping[Any, Holding] | None = None,
         name: str = "",
-        moved: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         if inspection is not None:
             held = inspection.holdings
         drawing = draw_graph(graph, names=names, holdings=held)
         super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
-        self._moved = moved or {}
-        if moved:
-            self.overlays = (*self.overlays, "break")
         self.graph = graph
         self.inspection = inspection
         self.measured: dict[int, int] = {}
@@ -208,13 +205,6 @@ class IrProgram(Program):
             )
         if name == "nan":
             return self._findings()
-        if name == "break":
-            return moved_ops(
-                {
-                    n.id: self._moved.get((str(n.provenance.site), n.op.name), "")
-                    for n in nodes
-                }
-            )
         if name == "fallback":
             return Findings(
                 title="ops that ran on the CPU",
@@ -283,12 +273,8 @@ class HloProgram(Program):
         inputs: Mapping[int, str] | None = None,
         outputs: Mapping[int, str] | None = None,
         source: LoweredFrom | None = None,
-        moved: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._source = source
-        self._moved = moved or {}
-        if moved:
-            self.overlays = (*self.overlays, "break")
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
@@ -300,14 +286,8 @@ class HloProgram(Program):
 
     def listing(self) -> str:
         """Return one line for each instruction."""
-        shown = [
-            f"{node.name} = {node.op}({', '.join(self.graph.names[o] for o in node.operands)})"
-            f" : {node.type}"
-            for node in list(self.graph)[:_MAX_LISTED]
-        ]
-        if len(self.graph) > _MAX_LISTED:
-            shown.append(f"... {len(self.graph) - _MAX_LISTED:,} more")
-        return "\n".join(shown)
+        lines = graph_lines(self.graph, _MAX_LISTED)
+        return "\n".join([*lines, *text.more(len(self.graph) - len(lines))])
 
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return attributes and what the framework calls it."""
@@ -350,8 +330,6 @@ class HloProgram(Program):
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
-        if name == "break":
-            return self._moved_ops()
         if name == "bytes":
             return Amounts(title="bytes of results", nodes=self._costs.bytes())
         flops = self._costs.flops()
@@ -361,16 +339,6 @@ class HloProgram(Program):
             )
         nbytes = self._costs.bytes()
         return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
-
-    def _moved_ops(self) -> Findings:
-        """Return which ops were in another part of the program before its break moved."""
-        graph = self.graph
-        return moved_ops(
-            {
-                node: self._moved.get((graph.site(node), graph.ops[node]), "")
-                for node in self.place
-            }
-        )
 
     def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
         """Return what is known of the IR ops and inputs that stand behind the program's."""
@@ -396,16 +364,6 @@ class HloProgram(Program):
             good=found.good,
             bad=found.bad,
         )
-
-
-def moved_ops(nodes: dict[int, str]) -> Findings:
-    """Return which ops were in another part of the program before its break moved."""
-    return Findings(
-        title="where ops were before the break moved",
-        nodes=nodes,
-        good="in this part",
-        bad="in another part",
-    )
 
 
 def line_text(line: SourceLocation) -> str:

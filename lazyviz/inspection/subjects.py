@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 from lazygraph import HloError, from_ir, graph_of
 from lazyviz import session
 from lazyviz.draw.boxes import unwrapped
-from lazyviz.inspection.graph_breaks import break_before, break_of, moved_ops
 from lazyviz.inspection.programs import (
     FORM_NAMES,
     FORMS,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
-    from lazyviz.inspection.graph_breaks import GraphBreak
     from lazyviz.inspection.programs import Form, Program
 
 
@@ -215,7 +213,6 @@ class Subject:
         inspection: Of a graph of a step; values come from it.
         no_values: Why there are none without an inspection.
         names: What its values and inputs are called.
-        graph_break: Where the program breaks that the graph is a part of, and did before.
     """
 
     def __init__(
@@ -226,10 +223,8 @@ class Subject:
         graph: Graph | None = None,
         no_values: str = "",
         names: Mapping[Any, str] | None = None,
-        graph_break: GraphBreak | None = None,
     ) -> None:
         self.names = names or {}
-        self.graph_break = graph_break
         self.no_values = no_values or _NO_VALUES
         self.forms = tuple(form for form in FORMS if form in makers)
         self.first = first
@@ -294,9 +289,7 @@ def subject_of(
     if target.step is not None:
         return _step_subject(target, runtime)
     inspection = cast("Inspection", target.inspection)
-    subject = pending_subject(inspection)
-    subject.graph_break = break_before(runtime, inspection)
-    return subject
+    return pending_subject(inspection)
 
 
 def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject:
@@ -480,25 +473,18 @@ def _lowered(
 def _step_subject(target: Target, runtime: ModuleType) -> Subject:
     """Return a finished step, with the values that are held or can be computed again."""
     step, inspection, name = cast("int", target.step), target.inspection, target.name
-    moved = moved_ops(runtime, step)
     if inspection is None:
         snapshot = graph_of_step(runtime, step)
-        subject = Subject(
-            {"ir": lambda: HloProgram(snapshot, "ir", f"IR of {name}", moved=moved)},
-            "ir",
+        return Subject(
+            {"ir": lambda: HloProgram(snapshot, "ir", f"IR of {name}")}, "ir"
         )
-    else:
-        subject = _lowered(
-            inspection.graph,
-            lambda: IrProgram(
-                inspection.graph, inspection, name=f"IR of {name}", moved=moved
-            ),
-            "ir",
-            {value: each.name for value, each in inspection.holdings.items()},
-            inspection,
-        )
-    subject.graph_break = break_of(runtime, step)
-    return subject
+    return _lowered(
+        inspection.graph,
+        lambda: IrProgram(inspection.graph, inspection, name=f"IR of {name}"),
+        "ir",
+        {value: each.name for value, each in inspection.holdings.items()},
+        inspection,
+    )
 
 
 def _text_subject(graph: HloGraph) -> Subject:

@@ -80,15 +80,14 @@ class Fragment(str):
     __slots__ = ()
 
 
-def image(picture: str, what: str, css_class: str = "", max_width: str = "") -> str:
+def image(picture: str, what: str, max_width: str = "") -> str:
     """Return a drawing as an image in a line of text."""
     data = b64encode(picture.encode()).decode()
-    classes = f' class="{markup(css_class)}"' if css_class else ""
     style = "display:inline;margin:0;vertical-align:middle"
     if max_width:
         style += f";max-width:{max_width}"
     return (
-        f'<img{classes} alt="{markup(what)}" style="{style}" '
+        f'<img alt="{markup(what)}" style="{style}" '
         f'src="data:image/svg+xml;base64,{data}">'
     )
 
@@ -161,21 +160,16 @@ def wrapped(words: str) -> str:
     return f'<pre style="{style}">{markup(words)}</pre>'
 
 
-def folded(
-    summary: str, body: str, *, is_open: bool = False, css_class: str = ""
-) -> str:
+def folded(summary: str, body: str, *, is_open: bool = False) -> str:
     """Return HTML under a line of text that folds it.
 
     Args:
         summary: Text, which is escaped, or a `Fragment`, which is not.
         body: HTML; it is not.
         is_open: Whether it starts unfolded.
-        css_class: By which a page's script finds it.
     """
     shown = summary if isinstance(summary, Fragment) else markup(summary)
     attribute = " open" if is_open else ""
-    if css_class:
-        attribute += f' class="{markup(css_class)}"'
     return (
         f'<details style="{FONT}"{attribute}>'
         f'<summary style="cursor:pointer">{shown}</summary>{body}</details>'

@@ -56,7 +56,7 @@ def share(part: float, whole: float = 1) -> str:
     return "<1 %" if 0 < percent < 1 else f"{percent:.0f} %"
 
 
-def more(hidden: int, noun: str = "", nouns: str | None = None) -> list[str]:
+def more(hidden: int, noun: str = "") -> list[str]:
     """Return how many a list leaves out, as its last line; no line if it has all.
 
     Example:
@@ -65,9 +65,7 @@ def more(hidden: int, noun: str = "", nouns: str | None = None) -> list[str]:
     """
     if hidden <= 0:
         return []
-    return [
-        f"... and {plural(hidden, f'more {noun}', nouns) if noun else f'{hidden:,} more'}"
-    ]
+    return [f"... and {plural(hidden, f'more {noun}') if noun else f'{hidden:,} more'}"]
 
 
 def listing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,10 +14,8 @@ from lazyviz.draw.palette import PHASES
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-
-LANES = ("cell", "step", "host", "compile", "transfer", "device")
 
 NO_LINES: Counter[Any] = Counter()  # one for all cells that were not sampled
 # Neither recording nor waiting for something that works.
@@ -29,7 +29,7 @@ class Span(NamedTuple):
     """Something that took time, or a moment (then it ends when it starts).
 
     Attributes:
-        lane: One of `LANES`.
+        lane: `cell`, `step`, `host`, `compile`, `transfer` or `device`.
         kind: What it is, within its lane: a phase of the ledger, `barrier`, `implicit barrier`,
             `closure`, `to_device`, `fallback`, ...
         name: A few words.
@@ -219,22 +219,22 @@ def gaps(cells: Sequence[CellTime], spans: Iterable[Span], since_ns: int = 0) ->
         since_ns: Nothing before it counts, for spans that have been forgotten.
     """
     found = list(spans)
-    within = [(max(c.start_ns, since_ns), c.end_ns) for c in cells]
-    within = [piece for piece in within if piece[0] < piece[1]]
-    busy = _union(
+    timed = [(max(c.start_ns, since_ns), c.end_ns) for c in cells]
+    timed = [piece for piece in timed if piece[0] < piece[1]]
+    busy = union(
         (s.start_ns, s.end_ns) for s in found if s.lane == "device" and s.duration_ns
     )
-    idle = [piece for cell in within for piece in _without(cell, busy)]
+    idle = [piece for cell in timed for piece in _without(busy, *cell)]
     totals: Counter[str] = Counter()
     sites: Counter[str] = Counter()
     for span in found:
         if span.lane != "host" or span.kind == "handover":
             continue
-        shared = _shared((span.start_ns, span.end_ns), idle)
+        shared = overlap_ns(idle, span.start_ns, span.end_ns)
         totals[span.kind] += shared
         if span.kind in _LOST and span.site:
             sites[span.site] += shared
-    wall = sum(end - start for start, end in within)
+    wall = sum(end - start for start, end in timed)
     idle_total = sum(end - start for start, end in idle)
     totals["trace"] += idle_total - sum(totals.values())
     return Gaps(
@@ -277,37 +277,36 @@ def gaps_text(gaps: Gaps) -> str:
     return "\n".join(lines)
 
 
-def _union(pieces: Iterable[Piece]) -> list[Piece]:
-    merged: list[Piece] = []
+def union(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the stretches that at least one piece covers, in order."""
+    found: list[Piece] = []
     for start, end in sorted(pieces):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found
 
 
-def _without(whole: Piece, busy: Sequence[Piece]) -> list[Piece]:
-    start, end = whole
-    left: list[Piece] = []
-    for busy_start, busy_end in busy:
-        if busy_end <= start or busy_start >= end:
-            continue
-        if busy_start > start:
-            left.append((start, busy_start))
-        start = max(start, busy_end)
+def within(pieces: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
+    """Yield the parts of a stretch that some pieces cover; they are disjoint and in order."""
+    first = bisect.bisect_right(pieces, start, key=lambda piece: piece[1])
+    for low, high in itertools.islice(pieces, first, None):
+        if low >= end:
+            return
+        yield max(low, start), min(high, end)
+
+
+def overlap_ns(pieces: Sequence[Piece], start: int, end: int) -> int:
+    """Return how much of a stretch some pieces cover; they are disjoint and in order."""
+    return sum(high - low for low, high in within(pieces, start, end))
+
+
+def _without(busy: Sequence[Piece], start: int, end: int) -> Iterator[Piece]:
+    """Yield the parts of a stretch that no piece covers."""
+    for low, high in within(busy, start, end):
+        if low > start:
+            yield start, low
+        start = high
     if start < end:
-        left.append((start, end))
-    return left
-
-
-def _shared(piece: Piece, others: Sequence[Piece]) -> int:
-    from bisect import bisect_right
-
-    total = 0
-    first = max(0, bisect_right(others, (piece[0],)) - 1)
-    for start, end in others[first:]:
-        if start >= piece[1]:
-            break
-        total += max(0, min(end, piece[1]) - max(start, piece[0]))
-    return total
+        yield start, end

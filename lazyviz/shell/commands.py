@@ -33,6 +33,7 @@ from lazyviz.views import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lazyrt import Computation
     from lazyviz.inspection.curves import Curves
     from lazyviz.inspection.programs import Form
     from lazyviz.views import Typed
@@ -515,12 +516,7 @@ def _hlo(asked: Command) -> Doc:
         )
     is_lowered = _STABLEHLO in words
     target = asked.target(asked.rest.replace(_STABLEHLO, "").strip())
-    if target.graph is None:
-        raise UsageError(
-            f"%lazy hlo {asked.rest}: the ops of {target.name} are forgotten, to bound memory. "
-            "Name a later step; %lazy step lists them."
-        )
-    computation = target.graph.lower()
+    computation = _computation(asked, target)
     if is_lowered:
         listing = with_named_files(computation.as_text("stablehlo"), file_text)
     else:  # a finished step shows the executable that ran it
@@ -540,12 +536,16 @@ def _hlo(asked: Command) -> Doc:
 )
 def _collectives(asked: Command) -> Doc:
     target = asked.target(asked.rest)
+    return tables.collectives(_computation(asked, target).collectives(), target.name)
+
+
+def _computation(asked: Command, target: Target) -> Computation:
     if target.graph is None:
         raise UsageError(
-            f"%lazy collectives {asked.rest}: the ops of {target.name} are forgotten, to bound "
+            f"%lazy {asked.name} {asked.rest}: the ops of {target.name} are forgotten, to bound "
             "memory. Name a later step; %lazy step lists them."
         )
-    return tables.collectives(target.graph.lower().collectives(), target.name)
+    return target.graph.lower()
 
 
 def _call(target: Target) -> str:

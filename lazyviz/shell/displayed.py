@@ -13,6 +13,7 @@ from lazyviz import session
 from lazyviz.doc import Doc, Showable
 from lazyviz.formatters import wants_html
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
+from lazyviz.shell.tracebacks import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,27 +68,9 @@ def install(hook: Any) -> Callable[[], None]:
         shown, kept = latest.pop() if latest else (result, result)
         fill_exec_result(kept if shown is result else result)
 
-    return _override(
+    return override(
         hook, update_user_ns=update_with_snapshot, fill_exec_result=fill_with_snapshot
     )
-
-
-def _override(owner: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
-    own = vars(owner)
-    before = {name: own[name] for name in methods if name in own}
-    own.update(methods)
-
-    def undo() -> None:
-        for name, method in methods.items():
-            # Somebody who wrapped our method later keeps theirs.
-            if own.get(name) is not method:
-                continue
-            if name in before:
-                own[name] = before[name]
-            else:
-                del own[name]
-
-    return undo
 
 
 def show(shell: Any, shown: Part) -> None:

@@ -26,6 +26,7 @@ from lazyviz.views import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import ModuleType
 
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
@@ -121,47 +122,38 @@ class LazyMagics(Magics):
                 "%%lazy profile says where its time goes; "
                 f"%lazy {command or 'status'} with one % is a line magic."
             )
-        asked = Command(command, rest, self._shell, self._session)
+        runtime = Command(command, rest, self._shell, self._session).runtime
+        run = partial(run_in_place, self._shell, cell, self._session.cell_number or 0)
         if command == "time":
-            self._time(asked, cell)
-            return
-        if command == "profile":
-            self._profile(asked, cell)
-            return
-        if command == "eager":
-            if rest:
-                raise UsageError(
-                    f"%%lazy eager takes nothing after it, but got {rest!r}."
-                )
-            scope = asked.runtime.eager_mode()
+            self._time(runtime, rest, run)
+        elif command == "profile":
+            self._profile(rest, run)
+        elif command == "eager" and rest:
+            raise UsageError(f"%%lazy eager takes nothing after it, but got {rest!r}.")
+        elif command == "eager":
+            with runtime.eager_mode():
+                run()
         else:
-            scope = asked.runtime.step(rest or None)
-        with scope:
-            run_in_place(self._shell, cell, self._session.cell_number or 0)
+            with runtime.step(rest or None):
+                run()
 
-    def _time(self, asked: Command, cell: str) -> None:
+    def _time(self, runtime: ModuleType, rest: str, run: Callable[[], None]) -> None:
         __tracebackhide__ = True
         from lazyviz.timing import celltimer
 
-        runtime = asked.runtime
         with views.refused():
-            count = celltimer.runs_asked(asked.rest)
-        number = self._session.cell_number or 0
-        run = partial(run_in_place, self._shell, cell, number)
+            count = celltimer.runs_asked(rest)
         runs = []
         for _ in range(count):  # no comprehension: its frame would be in tracebacks
             runs.append(celltimer.timed(runtime, run))  # noqa: PERF401
         displayed.show(self._shell, celltimer.doc(runs))
 
-    def _profile(self, asked: Command, cell: str) -> None:
+    def _profile(self, rest: str, run: Callable[[], None]) -> None:
         __tracebackhide__ = True
         from lazyviz.timing import capture
 
-        _ = asked.runtime
         with views.refused():
-            options = capture.asked(asked.rest)
-        number = self._session.cell_number or 0
-        run = partial(run_in_place, self._shell, cell, number)
+            options = capture.asked(rest)
         profile = capture.profile_cell(run, options)
         displayed.show(self._shell, capture.doc(profile, options))
 

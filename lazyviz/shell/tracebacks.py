@@ -119,7 +119,6 @@ _MAX_EXCEPTIONS = 100
 
 def install(shell: Any) -> list[Callable[[], None]]:
     """Shorten what a shell shows; return what undoes it."""
-    before = vars(shell).get("showtraceback")
     original = shell.showtraceback
 
     def showtraceback(*args: Any, **options: Any) -> Any:
@@ -133,16 +132,26 @@ def install(shell: Any) -> list[Callable[[], None]]:
         finally:
             empty_own_frames(error)
 
-    def undo() -> None:
-        if vars(shell).get("showtraceback") is not showtraceback:
-            return  # somebody has wrapped it since
-        if before is None:
-            del shell.showtraceback
-        else:
-            shell.showtraceback = before
+    return [override(shell, showtraceback=showtraceback)]
 
-    shell.showtraceback = showtraceback
-    return [undo]
+
+def override(owner: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
+    """Give an object other methods; return what undoes it."""
+    own = vars(owner)
+    before = {name: own[name] for name in methods if name in own}
+    own.update(methods)
+
+    def undo() -> None:
+        for name, method in methods.items():
+            # Somebody who wrapped our method later keeps theirs.
+            if own.get(name) is not method:
+                continue
+            if name in before:
+                own[name] = before[name]
+            else:
+                del own[name]
+
+    return undo
 
 
 def empty_own_frames(error: BaseException | None) -> None:
@@ -151,20 +160,10 @@ def empty_own_frames(error: BaseException | None) -> None:
     IPython keeps the last traceback. What our frames hold of it would be tensors that no line of
     the user's keeps.
     """
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        waiting += (each.__cause__, each.__context__)
-        traceback = each.__traceback__
-        while traceback is not None:
-            if is_ours(traceback.tb_frame.f_code.co_filename):
-                with contextlib.suppress(RuntimeError):  # it goes on
-                    traceback.tb_frame.clear()
-            traceback = traceback.tb_next
+    for each in _chain(error):
+        for frame in _frames(each.__traceback__):
+            if is_ours(frame.f_code.co_filename):
+                _empty(frame)
 
 
 def is_meant(error: BaseException) -> bool:
@@ -304,7 +303,7 @@ def let_go(error: BaseException, stand_in: Callable[[Any], Any]) -> int:
     return len(known)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting and len(seen) < _MAX_EXCEPTIONS:

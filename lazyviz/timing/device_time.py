@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import lazygraph
 from lazygraph.diff import callee_graph, callees
 from lazygraph.types import flops, type_bytes
-from lazyviz.timing.gaps import place, union
+from lazyviz.render.timeline_text import union
+from lazyviz.timing.gaps import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,13 +8,13 @@ taken out of a pause; the rest is the program's own time, a gap.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.observe import events
 from lazyviz.render import text
+from lazyviz.render.timeline_text import overlap_ns, union, within
 from lazyviz.timing.ledger import Ledger, Quiet
 from lazyviz.timing.tally import Tally
 
@@ -343,31 +343,6 @@ class StepTime:
         return self.overlap_ns / self.busy_ns if self.busy_ns else 0.0
 
 
-def overlap_ns(intervals: Sequence[Interval], start: int, end: int) -> int:
-    """Return how much of a stretch some intervals cover; they are disjoint and in order."""
-    return sum(min(b, end) - max(a, start) for a, b in _within(intervals, start, end))
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the stretches that at least one interval covers, in order."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        elif end > start:
-            found.append((start, end))
-    return found
-
-
-def _within(intervals: Sequence[Interval], start: int, end: int) -> Iterator[Interval]:
-    """Yield the intervals that reach into a stretch."""
-    first = bisect.bisect_right(intervals, start, key=lambda interval: interval[1])
-    for each in itertools.islice(intervals, first, None):
-        if each[0] >= end:
-            return
-        yield each
-
-
 def step_times(
     noted: Sequence[Noted],
     host: HostTime,
@@ -406,10 +381,7 @@ def step_times(
         if not isinstance(event, events.BarrierFinished) or not event.executed:
             continue
         site = event.site
-        both = sum(
-            overlap_ns(waits, max(a, since), min(b, now))
-            for a, b in _within(busy, since, now)
-        )
+        both = sum(overlap_ns(waits, *piece) for piece in within(busy, since, now))
         working = overlap_ns(busy, since, now)
         found.append(
             StepTime(

@@ -21,6 +21,7 @@ from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Ta
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
 from lazyviz.render import heat, text
+from lazyviz.render.timeline_text import overlap_ns
 from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import advice, profile_diff
 from lazyviz.timing import device_time as device
@@ -320,7 +321,7 @@ class Profile(Displayed):
         return tuple(advice.read_times(self._noted, thread, self._busy_between))
 
     def _busy_between(self, start: int, end: int) -> int:
-        return host.overlap_ns(self._device.busy, start, end)
+        return overlap_ns(self._device.busy, start, end)
 
     @cached_property
     def advice(self) -> tuple[str, ...]:

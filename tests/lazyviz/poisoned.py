@@ -14,14 +14,7 @@ from lazyviz.documents import tour
 from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics_report import Behind, Call
 from lazyviz.inspection import tables
-from lazyviz.inspection.graph_breaks import (
-    GraphBreak,
-    Listing,
-    Piece,
-    Row,
-    Rule,
-    SourceLine,
-)
+from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row
 from lazyviz.inspection.numerics import Comparison, NodeDifference, Timeline
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.timing.timeline import TimelineShown
@@ -167,13 +160,10 @@ def executable_rows(text):
 def graph_break(text):
     """Return a step that was cut, with its lines."""
     part = Piece(ops=3, lines=text, ended=text)
-    line = SourceLine(
-        number=1, source=text, ops=2, rules=(Rule(when=text, ops=2, ended=text),)
-    )
     return GraphBreak(
         title=text,
         rows=(Row(when=text, parts=(part, part)),),
-        listings=(Listing(place=text, lines=(line, line)),),
+        source=(text, text),
     )
 
 

@@ -1,4 +1,4 @@
-"""Lists of tensors, lazyrt's own dumps, packed files, and equal hashes of other programs."""
+"""Lists of tensors, lazyrt's own dumps, packed files."""
 
 import gzip
 import json
@@ -11,8 +11,7 @@ import lazygraph as hlo
 import lazyviz
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.program_dumps import XlaDump, read_xla_dump
-from lazyviz.foreign.tensors_dump import parse_tensors_dump
-from lazyviz.foreign.tensors_report import parse_tensors_report
+from lazyviz.foreign.tensors_dump import parse_tensors_report
 
 DATA = Path(__file__).parent.parent / "data"
 REPORT = """Tensor: id=4, shape=f32[2,4]{1,0}, device=CPU:0, ir_nodes=1
@@ -31,7 +30,6 @@ IR {
   %2 = f32[2,3]{1,0} aten::mm(%1, %0), xla_shape=f32[2,3]{1,0}, ROOT=0
 }
 """
-DEBUG_INFO = (DATA / "tensor_debug_info.txt").read_text("utf-8")
 
 # ---------------------------------------------------------------- lists of tensors
 
@@ -61,29 +59,12 @@ def test_a_tensor_of_a_report_is_a_program():
         lazyviz.diff(lazyviz.read(REPORT), tensor)
 
 
-def test_the_debug_info_of_a_tensor_says_where_its_value_is():
-    other = DEBUG_INFO.replace("IR: []", "IR: None  #").replace(
-        "XLAData: None", "XLAData: XLAShardedData"
-    )
-    found = parse_tensors_report(DEBUG_INFO + other)
-
-    assert [(t.op, t.state, t.nbytes) for t in found.tensors] == [
-        ("aten::sum", "pending", 20),
-        ("", "pending, on the device", 20),
-    ]
-    ET.fromstring(found.to_html())
-    with pytest.raises(EvidenceError, match="names its op without what it reads"):
-        _ = found.tensors[0].graph
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (REPORT[:-2], "line 7: tensor 6 breaks off: its IR is missing or has no end"),
         (REPORT.replace("=CPU:0", ""), "line 1: .* does not say which tensor it is"),
         (REPORT.replace("mm(%1,", "mm(%7,"), "line 14: %2 reads %7, which is not"),
-        (DEBUG_INFO[:-2], "line 1: the debug info .* it has no end"),
-        (DEBUG_INFO.replace("Device", "Devise"), "it does not say 'Device'"),
         ("x\ny", "there is no tensor in the text"),
     ],
 )
@@ -190,44 +171,3 @@ def test_an_empty_text_is_called_empty(tmp_path, text):
 
     with pytest.raises(EvidenceError, match="there is nothing in it"):
         lazyviz.read(tmp_path / "empty")
-
-
-# ---------------------------------------------------------------- equal hashes
-
-TWICE = """## BEGIN_GRAPH
-IR {
-  %0 = f32[4]{0} xla::device_data(), xla_shape=f32[4]{0}
-  %1 = f32[4]{0} aten::exp(%0), xla_shape=f32[4]{0}
-  %2 = f32[4]{0} aten::exp(%0), xla_shape=f32[4]{0}
-  %3 = f32[4]{0} aten::mul(%1, %2), xla_shape=f32[4]{0}, ROOT=0
-}
-
-Graph Hash: 379b9efafafd0dea7a0616b113993e37
-
-## END_GRAPH
-"""
-ONCE = TWICE.replace("aten::mul(%1, %2)", "aten::mul(%1, %1)")
-OTHER = TWICE.replace("aten::mul(%1", "aten::mul(%0")
-
-
-def test_graphs_of_one_hash_that_share_values_otherwise_are_told():
-    text = parse_tensors_dump(TWICE + ONCE + TWICE + ONCE).text()
-
-    assert text.startswith("4 graphs, 1 of them different, format text\n")
-    assert (
-        "graphs 2 and 4 have the hash of graph 1, and the same results: values are shared "
-        "otherwise, 1 fewer node; 1 operand from elsewhere." in text
-    )
-    assert "graph 3" not in text
-
-
-def test_another_program_of_the_same_hash_is_told():
-    """torch_xla runs one executable for both."""
-    found = parse_tensors_dump(TWICE + OTHER)
-
-    assert (
-        "graph 2 has the hash of graph 1, but not its program: 1 fewer node; 1 operand from "
-        "elsewhere. torch_xla runs one executable for both, so results may be wrong"
-        in found.text()
-    )
-    assert "but not its program" in found.to_html()

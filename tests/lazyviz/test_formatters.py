@@ -28,15 +28,20 @@ def run(shell, *sources):
             "float32[3] · 1 to 1 · mean 1 · 1 NaN · 1 Inf",
         ),
         (torch.tensor([True, False, True]), "bool[3] · 2 of 3 true"),
-        (torch.tensor(5.0), "float32[]"),
+        (torch.tensor(5.0), "float32[] · 5.0"),
         (torch.tensor([float("nan")] * 2), "float32[2] · 2 NaN"),
         (torch.zeros(0), "float32[0]"),
-        (torch.zeros(2, dtype=torch.complex64), "complex64[2]"),
+        (
+            torch.zeros(2, dtype=torch.complex64),
+            "complex64[2] · 0 to 0 · mean 0 · std 0",
+        ),
         (torch.tensor([1, 2]), "int64[2] · 1 to 2 · mean 1.5 · std 0.7071"),
     ],
 )
 def test_statistics(value, text):
-    assert formatters.statistics(value) == text
+    look = lazyrt.look(value.to("lazyrt"))
+
+    assert formatters.facts(look) == text
 
 
 def test_a_display_is_one_peek(lab):

@@ -535,7 +535,7 @@ def test_mistakes_are_explained(lab, capsys):
         (
             "%lazy ir [1, 2]",
             (
-                "UsageError: %lazy ir shows lazy tensors, and [1, 2] is a list of int. Give "
+                "UsageError: %lazy ir shows lazy tensors, and [1, 2] is of type list. Give "
                 "a tensor on the device lazyrt, or leave the expression out to see all that "
                 "is pending. Lazy tensors here: x."
             ),

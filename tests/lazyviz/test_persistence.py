@@ -23,6 +23,11 @@ from tests.lazyviz.records import barrier, write_record
 
 PACKAGE = Path(lazyviz.__file__).parent
 DATA = Path(__file__).parent.parent / "data"
+TENSORS = """Tensor: id=4, shape=f32[2,4]{1,0}, device=CPU:0, ir_nodes=1
+IR {
+  %0 = f32[2,4]{1,0} xla::device_data(), xla_shape=f32[2,4]{1,0}, ROOT=0
+}
+"""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # What GitHub's viewer and an untrusted notebook take out, with all that is in it.
 REMOVED = {"script", "style", "svg", "iframe", "object", "embed", "link", "meta"}
@@ -73,7 +78,7 @@ def example(name, folder):
         case "TensorsDump":
             return lazyviz.read(DATA / "save_tensors.text")
         case "TensorsReport":
-            return lazyviz.read(DATA / "tensor_debug_info.txt")
+            return lazyviz.read(TENSORS)
         case "ValueTrace":
             return lazyviz.trace_value(HLO, "a")
         case "DiffView":
@@ -140,7 +145,7 @@ WORDS = {
     "ReportDiff": "CompileTime",
     "DebugLog": "cause",
     "TensorsDump": "aten",
-    "TensorsReport": "aten::sum",
+    "TensorsReport": "xla::device_data",
     "ValueTrace": "negate",
     "DiffView": "multiply",
     "Comparison": "agree",

@@ -202,7 +202,7 @@ def test_a_duration_of_minutes_and_seconds_may_stand_in_two_lines():
 
 
 def test_a_large_graph_stays_within_the_size_that_is_embedded():
-    source = svg.graph_html(draw_graph(transformer(12)), budget=300, engine="layered")
+    source = svg.graph_html(draw_graph(transformer(12)), budget=300)
 
     (data,) = re.findall(r"base64,([\w+/=]+)", source)
     assert len(base64.b64decode(data)) <= svg.MAX_EMBEDDED_BYTES
@@ -210,8 +210,9 @@ def test_a_large_graph_stays_within_the_size_that_is_embedded():
 
 def test_why_another_engine_drew_a_graph_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LAZYVIZ_LAYOUT", "dot")
 
-    source = svg.graph_html(draw_graph(perceptron()), engine="dot")
+    source = svg.graph_html(draw_graph(perceptron()))
 
     assert "layout: dot: not installed here" in source
 

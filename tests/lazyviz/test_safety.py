@@ -212,9 +212,10 @@ def pages(payload):
     graph = drawing(payload)
     yield "strip", strip(payload).to_html()
     yield "svg", svg.draw(graph, engine="layered").svg
-    yield "inline svg", svg.draw(graph, engine="layered", inline=True).svg
-    yield "graph", svg.graph_html(graph, engine="layered", css_class=payload)
-    yield "folded", html.folded(payload, html.pre(payload), css_class=payload)
+    placed = dot.lay_out(graph, "layered")
+    yield "inline svg", svg.emit(graph, placed, inline=True)
+    yield "graph", svg.graph_html(graph)
+    yield "folded", html.folded(payload, html.pre(payload))
     yield "tensor", shown_tensor(payload).to_html()
     live = live_report(payload)
     targets = {1: [Target(name=payload, asks=True)]}
