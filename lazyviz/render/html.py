@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import graphviz
 
+from lazygraph.numbers import duration_text
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 # What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
@@ -41,6 +43,12 @@ _LOCK = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
     "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
 )
+
+_LINES_AROUND = 2  # lines before and after one that costs something
+_MAX_SOURCE_LINES = 80
+_DEVICE, _WAIT = "91,134,214", "209,127,98"
+_SOURCE_CELL = "padding:0 .6em;text-align:right;white-space:nowrap"
+_SOURCE_TEXT = "padding:0 .6em;text-align:left;white-space:pre"
 
 
 def printable(text: str) -> str:
@@ -194,6 +202,60 @@ def breakable(words: str) -> str:
         text += markup(words[end : found.start()]) + "<wbr/>".join(parts)
         end = found.end()
     return text + markup(words[end:])
+
+
+def source_map(
+    file: str,
+    lines: Sequence[str],
+    worked: Mapping[int, int],
+    waited: Mapping[int, int],
+) -> str:
+    """Return the lines of a file that cost something, with a colour by how much; empty for none.
+
+    Those around them are shown, too.
+
+    Args:
+        file: Its name.
+        lines: Its source.
+        worked: Nanoseconds of the device by line number.
+        waited: Nanoseconds that the program waited, by line number.
+    """
+    near = {
+        k
+        for number in (*worked, *waited)
+        for k in range(number - _LINES_AROUND, number + _LINES_AROUND + 1)
+        if 1 <= k <= len(lines)
+    }
+    if not near:
+        return ""
+    rows = []
+    before = 0
+    for k in sorted(near)[:_MAX_SOURCE_LINES]:
+        if before and k > before + 1:
+            rows.append('<tr><td colspan="4">\u22ee</td></tr>')
+        before = k
+        rows.append(
+            f'<tr><td style="{_SOURCE_CELL};opacity:.6">{k}</td>'
+            f"{_shaded(worked.get(k, 0), worked, _DEVICE)}"
+            f"{_shaded(waited.get(k, 0), waited, _WAIT)}"
+            f'<td style="{_SOURCE_TEXT}">{markup(lines[k - 1].rstrip())}</td></tr>'
+        )
+    return (
+        f'<table style="font-family:monospace;font-size:12px;border-collapse:collapse">'
+        f"<caption>{markup(file.rsplit('/', 1)[-1])}</caption>"
+        '<tr><th scope="col">line</th><th scope="col">device</th><th scope="col">waits</th>'
+        f'<th scope="col" style="text-align:left">source</th></tr>{"".join(rows)}</table>'
+    )
+
+
+def _shaded(ns: int, of: Mapping[int, int], colour: str) -> str:
+    if not ns:
+        return f'<td style="{_SOURCE_CELL}"></td>'
+    strength = 0.1 + 0.5 * ns / max(of.values())
+    return (
+        f'<td style="{_SOURCE_CELL};background:rgba({colour},{strength:.2f})">'
+        f"{markup(duration_text(ns))}</td>"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
