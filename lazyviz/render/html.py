@@ -5,17 +5,17 @@ from __future__ import annotations
 import html
 import re
 from base64 import b64encode
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import graphviz
 
 from lazygraph.numbers import duration_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 # What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
@@ -220,32 +220,41 @@ def source_map(
         worked: Nanoseconds of the device by line number.
         waited: Nanoseconds that the program waited, by line number.
     """
-    near = {
-        k
-        for number in (*worked, *waited)
-        for k in range(number - _LINES_AROUND, number + _LINES_AROUND + 1)
-        if 1 <= k <= len(lines)
-    }
-    if not near:
-        return ""
     rows = []
-    before = 0
-    for k in sorted(near)[:_MAX_SOURCE_LINES]:
-        if before and k > before + 1:
+    for k in lines_near((*worked, *waited), len(lines), _LINES_AROUND):
+        if not k:
             rows.append('<tr><td colspan="4">\u22ee</td></tr>')
-        before = k
+            continue
         rows.append(
             f'<tr><td style="{_SOURCE_CELL};opacity:.6">{k}</td>'
             f"{_shaded(worked.get(k, 0), worked, _DEVICE)}"
             f"{_shaded(waited.get(k, 0), waited, _WAIT)}"
             f'<td style="{_SOURCE_TEXT}">{markup(lines[k - 1].rstrip())}</td></tr>'
         )
+    if not rows:
+        return ""
     return (
         f'<table style="font-family:monospace;font-size:12px;border-collapse:collapse">'
         f"<caption>{markup(file.rsplit('/', 1)[-1])}</caption>"
         '<tr><th scope="col">line</th><th scope="col">device</th><th scope="col">waits</th>'
         f'<th scope="col" style="text-align:left">source</th></tr>{"".join(rows)}</table>'
     )
+
+
+def lines_near(numbers: Iterable[int], count: int, around: int) -> Iterator[int]:
+    """Yield the numbers of lines and of those around them in order, 0 where some are left out.
+
+    Args:
+        numbers: From 1.
+        count: How many lines there are.
+        around: How many before and after each are wanted.
+    """
+    near = {k for n in numbers for k in range(n - around, n + around + 1)}
+    wanted = sorted(k for k in near if 1 <= k <= count)[:_MAX_SOURCE_LINES]
+    for before, number in pairwise([number - 1 for number in wanted[:1]] + wanted):
+        if number > before + 1:
+            yield 0
+        yield number
 
 
 def _shaded(ns: int, of: Mapping[int, int], colour: str) -> str:
@@ -258,8 +267,7 @@ def _shaded(ns: int, of: Mapping[int, int], colour: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(NamedTuple):
     """One part of a page: a heading, which may be empty, and its HTML.
 
     Attributes:
@@ -289,10 +297,7 @@ def page_html(
             zoom, and to fetch nothing for it.
     """
     style = static("page.css")
-    made = [
-        part if isinstance(part, Section) else Section(title=part[0], body=part[1])
-        for part in sections
-    ]
+    made = [Section(*part) for part in sections]
     parts = "\n".join([*_contents(made), *map(_section, made)])
     script = ""
     if TIMELINE_CLASS in parts:
