@@ -109,7 +109,6 @@ class Table(Part):
     """A table; columns of numbers and quantities stand to the right.
 
     Attributes:
-        align: `<` or `>` for each column of the text, where that is not to be found out.
         marked: The row that stands out on a page.
 
     Example:
@@ -122,7 +121,6 @@ class Table(Part):
 
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
-    align: Sequence[str] = ()
     marked: int | None = None
 
     def filled(self) -> Table:
@@ -361,7 +359,7 @@ def _table_text(table: Table) -> str:
         max([len(title), *(len(row[i]) for row in cells)])
         for i, title in enumerate(header)
     ]
-    sides = table.align or [
+    sides = [
         ">"
         if table.rows and all(isinstance(row[i], int | float) for row in table.rows)
         else "<"

@@ -311,16 +311,12 @@ class Union:
         for path, members in groups.items():
             where |= dict.fromkeys(members, len(boxes))
             boxes.append(self._fold(path, members))
-        edges = set(drawn.edges)
-        for end in spots:
-            for start, _ in self._incoming(end):
-                if start in where and where[start] != where[end]:
-                    edges.add((where[start], where[end]))
-        for end, position in where.items():
-            if position < len(drawn.boxes):
-                for start, _ in self._incoming(end):
-                    if where.get(start, -1) >= len(drawn.boxes):
-                        edges.add((where[start], position))
+        edges = set(drawn.edges) | {
+            (where[start], position)
+            for end, position in where.items()
+            for start, _ in self._incoming(end)
+            if where.get(start, position) != position
+        }
         return replace(
             drawn,
             boxes=tuple(boxes),

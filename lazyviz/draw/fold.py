@@ -159,7 +159,9 @@ def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
     of_layers = {
         (reader, folded.boxes[k].detail): k
         for k, reader in folded.edges
-        if not folded.boxes[k].members and folded.boxes[k].count > 1
+        if not folded.boxes[k].members
+        and folded.boxes[k].count > 1
+        and folded.boxes[reader].kind != "group"
     }
     anchors = _anchors(graph)
     where = []

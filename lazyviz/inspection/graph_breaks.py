@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part, Picture, Showable
 from lazyviz.render import text
-from lazyviz.render.html import markup, one_line
+from lazyviz.render.html import lines_near, markup, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,6 @@ _INNER = ("read", "more than", "CPU fallback")
 _BREAKING = (_MARK, *_INNER)
 _MAX_PARTS = 6
 _AROUND = 1
-_MAX_LINES = 60
 _MAX_SOURCE = 120
 
 
@@ -322,20 +321,11 @@ def _lines_of(
     file: str, ops: Counter[int], rules: dict[int, list[str]]
 ) -> Iterator[str]:
     lines = linecache.getlines(file)
-    wanted = sorted(
-        {
-            near
-            for number in (*ops, *rules)
-            for near in range(number - _AROUND, number + _AROUND + 1)
-            if 1 <= near <= len(lines)
-        }
-    )[:_MAX_LINES]
-    digits = len(str(wanted[-1])) if wanted else 1
-    previous = wanted[0] - 1 if wanted else 0
-    for number in wanted:
-        if number > previous + 1:
+    digits = len(str(min(len(lines), max(ops, default=0) + _AROUND)))
+    for number in lines_near((*ops, *rules), len(lines), _AROUND):
+        if not number:
             yield f"{'⋮':>{digits}}"
-        previous = number
+            continue
         count = f"   ← {text.plural(ops[number], 'op')}" if ops[number] else ""
         source = lines[number - 1].rstrip()[:_MAX_SOURCE]
         yield f"{number:>{digits}} │ {source}{count}".rstrip()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import html
 import re
 from base64 import b64encode
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import graphviz
 
+from lazygraph.numbers import duration_text
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 # What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
@@ -41,6 +43,12 @@ _LOCK = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
     "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
 )
+
+_LINES_AROUND = 2  # lines before and after one that costs something
+_MAX_SOURCE_LINES = 80
+_DEVICE, _WAIT = "91,134,214", "209,127,98"
+_SOURCE_CELL = "padding:0 .6em;text-align:right;white-space:nowrap"
+_SOURCE_TEXT = "padding:0 .6em;text-align:left;white-space:pre"
 
 
 def printable(text: str) -> str:
@@ -196,8 +204,70 @@ def breakable(words: str) -> str:
     return text + markup(words[end:])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+def source_map(
+    file: str,
+    lines: Sequence[str],
+    worked: Mapping[int, int],
+    waited: Mapping[int, int],
+) -> str:
+    """Return the lines of a file that cost something, with a colour by how much; empty for none.
+
+    Those around them are shown, too.
+
+    Args:
+        file: Its name.
+        lines: Its source.
+        worked: Nanoseconds of the device by line number.
+        waited: Nanoseconds that the program waited, by line number.
+    """
+    rows = []
+    for k in lines_near((*worked, *waited), len(lines), _LINES_AROUND):
+        if not k:
+            rows.append('<tr><td colspan="4">\u22ee</td></tr>')
+            continue
+        rows.append(
+            f'<tr><td style="{_SOURCE_CELL};opacity:.6">{k}</td>'
+            f"{_shaded(worked.get(k, 0), worked, _DEVICE)}"
+            f"{_shaded(waited.get(k, 0), waited, _WAIT)}"
+            f'<td style="{_SOURCE_TEXT}">{markup(lines[k - 1].rstrip())}</td></tr>'
+        )
+    if not rows:
+        return ""
+    return (
+        f'<table style="font-family:monospace;font-size:12px;border-collapse:collapse">'
+        f"<caption>{markup(file.rsplit('/', 1)[-1])}</caption>"
+        '<tr><th scope="col">line</th><th scope="col">device</th><th scope="col">waits</th>'
+        f'<th scope="col" style="text-align:left">source</th></tr>{"".join(rows)}</table>'
+    )
+
+
+def lines_near(numbers: Iterable[int], count: int, around: int) -> Iterator[int]:
+    """Yield the numbers of lines and of those around them in order, 0 where some are left out.
+
+    Args:
+        numbers: From 1.
+        count: How many lines there are.
+        around: How many before and after each are wanted.
+    """
+    near = {k for n in numbers for k in range(n - around, n + around + 1)}
+    wanted = sorted(k for k in near if 1 <= k <= count)[:_MAX_SOURCE_LINES]
+    for before, number in pairwise([number - 1 for number in wanted[:1]] + wanted):
+        if number > before + 1:
+            yield 0
+        yield number
+
+
+def _shaded(ns: int, of: Mapping[int, int], colour: str) -> str:
+    if not ns:
+        return f'<td style="{_SOURCE_CELL}"></td>'
+    strength = 0.1 + 0.5 * ns / max(of.values())
+    return (
+        f'<td style="{_SOURCE_CELL};background:rgba({colour},{strength:.2f})">'
+        f"{markup(duration_text(ns))}</td>"
+    )
+
+
+class Section(NamedTuple):
     """One part of a page: a heading, which may be empty, and its HTML.
 
     Attributes:
@@ -227,10 +297,7 @@ def page_html(
             zoom, and to fetch nothing for it.
     """
     style = static("page.css")
-    made = [
-        part if isinstance(part, Section) else Section(title=part[0], body=part[1])
-        for part in sections
-    ]
+    made = [Section(*part) for part in sections]
     parts = "\n".join([*_contents(made), *map(_section, made)])
     script = ""
     if TIMELINE_CLASS in parts:

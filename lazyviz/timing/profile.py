@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Table
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
-from lazyviz.render import heat, text
+from lazyviz.render import html, text
 from lazyviz.render.timeline_text import overlap_ns
 from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import advice, profile_diff
@@ -491,7 +491,7 @@ class Profile(Displayed):
             worked[line.file, line.line] += line.device_ns
         files = dict.fromkeys(file for file, _ in (*worked, *waits) if file)
         parts = [
-            heat.source_map(
+            html.source_map(
                 file,
                 linecache.getlines(file),
                 {n: ns for (name, n), ns in worked.items() if name == file},
