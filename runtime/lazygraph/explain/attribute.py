@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
+from lazygraph.explain.facts import Fact, Row, in_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -178,21 +178,7 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         seeds = owned(side, [path])
         ranks.update(seeds)
         into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
-        if seeds:
-            _add_updates(c, found)
     return found
-
-
-def _add_updates(c: Comparison, found: Closure) -> None:
-    """Add what one side alone updates parameters by: of others, an optimizer has other ops."""
-    lines = update_lines(c.a) | update_lines(c.b)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        for k in side.unmatched - into.keys():
-            vertex = side[k]
-            if position(vertex.site) in lines and not (
-                vertex.is_leaf or vertex.scope or vertex.backward
-            ):
-                into[k] = 1
 
 
 PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
@@ -282,13 +268,11 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
     sides = (c.a, best_a), (c.b, best_b)
     for side, best in sides:
-        _flood(side, best, side.unmatched)
-    if _claim_replaced(c, best_a, best_b):
-        for side, best in sides:
-            _flood(side, best, side.unmatched)
+        _flood(side, best, side.unmatched, _by_line(side, best))
     left = _claim_changed(c, best_a, best_b)
+    lines = _by_line(c.a, best_a) | _by_line(c.b, best_b)
     for side, best in sides:
-        _flood(side, best, side.free)
+        _flood(side, best, side.free, lines)
         for k in side.unmatched:
             if (found := best.get(k)) is None:
                 left += 1
@@ -370,30 +354,6 @@ def _claim_changed(
     return left
 
 
-def _claim_replaced(
-    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
-) -> bool:
-    """Give what was replaced to the claim of what replaced it; return whether any was.
-
-    Two edits replace each other where the two of a pair read them in one slot, or where one line
-    and module record them.
-    """
-    before = len(best_a) + len(best_b)
-    for _, old, new in c.substitutions:
-        if old in c.a.unmatched and new in c.b.unmatched:
-            if old not in best_a and new in best_b:
-                best_a[old] = best_b[new]
-            elif new not in best_b and old in best_a:
-                best_b[new] = best_a[old]
-    lines_a, lines_b = _by_line(c.a, best_a), _by_line(c.b, best_b)
-    for side, best, lines in ((c.a, best_a, lines_b), (c.b, best_b, lines_a)):
-        for k in side.unmatched - best.keys():
-            claim = lines.get(_line_of(side[k]))
-            if claim is not None and not side[k].is_leaf:
-                best[k] = claim
-    return len(best_a) + len(best_b) > before
-
-
 def _line_of(vertex: Vertex) -> Hashable:
     return (position(vertex.site), vertex.scope)
 
@@ -407,7 +367,9 @@ def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
     return {line: found.most_common(1)[0][0] for line, found in counts.items()}
 
 
-def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
+def _flood(
+    side: Side, best: dict[int, Claim], seeds: set[int], lines: dict[Hashable, Claim]
+) -> None:
     """Give what no closure holds to its line's cause, else to that of its neighbours.
 
     Autograd records an op's gradient with the op's line and module.
@@ -416,11 +378,11 @@ def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
         side: One of the graphs.
         best: The claim of each vertex that has one; gains entries.
         seeds: Vertices from which a claim spreads.
+        lines: The claim of most edits of each line and module.
     """
-    lines = _by_line(side, best)
     for k in sorted(side.unmatched - best.keys()):
         claim = lines.get(_line_of(side[k]))
-        if claim is not None and side[k].backward:
+        if claim is not None:
             best[k] = claim
     left = side.unmatched - best.keys()
     queue = [k for k in best if k in seeds]

@@ -68,13 +68,12 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         is_sure = (
             moved
             and is_break(part.record.key.ended_by)
-            and _share_lines(part, whole)
             and not _is_evaluation(part, whole)
         )
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
-        if is_sure or (behind and (moved or _continues(whole, behind, c.readers))):
+        if is_sure or (behind and moved):
             cause = (
                 old.ended_by
                 if what == "later" and is_break(old.ended_by)
@@ -95,7 +94,7 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         is_rest = is_break(begins) or (part is c.b and _broke_off(previous, whole))
         is_sure = moved and is_rest and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
-        if is_sure or (front and (moved or _continues(whole, front, c.makers))):
+        if is_sure or (front and moved):
             own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
             both = front, own
             closure = Closure(*(both if whole is c.a else both[::-1]))
@@ -121,16 +120,6 @@ def _is_evaluation(part: Side, whole: Side) -> bool:
     """
     trains = [any(v.backward for v in side.vertices) for side in (part, whole)]
     return trains == [False, True] and not _behind(whole, part, 2, ())
-
-
-def _share_lines(one: Side, other: Side) -> bool:
-    """Return whether both graphs run some op of some line."""
-    return any(
-        partner >= 0
-        and not one[k].is_leaf
-        and position(one[k].site) == position(other[partner].site)
-        for k, partner in enumerate(one.partner)
-    )
 
 
 def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:
@@ -177,20 +166,6 @@ def _visits(
 
 def _key(vertex: Vertex) -> Hashable:
     return (position(vertex.site), vertex.op, vertex.backward)
-
-
-def _continues(
-    side: Side, vertices: Iterable[int], neighbours: Iterable[Record]
-) -> bool:
-    """Return whether the graphs that ran next to the one before did the same work.
-
-    Where both boundaries are one line, as in a loop, this tells a boundary that came in another
-    round from a loop of another number of rounds.
-    """
-    keys = _visits(side, vertices)
-    return any(
-        len(keys & _visits(record.snapshot)) * 2 > len(keys) for record in neighbours
-    )
 
 
 def _behind(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
+from lazygraph.explain.facts import dtype_of, in_scope, shape_of, update_lines
 from lazygraph.explain.sentences import at, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
@@ -107,37 +107,6 @@ def _new_or_gone(
     return more
 
 
-# LBFGS calls the user's closure in the middle of its step, and decides by values how it goes on.
-
-
-def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
-    both = [dict.fromkeys(side.free, 0) for side in (c.a, c.b)]
-    return spread.Closure(both[0], both[1], {*c.gone_results}, {*c.new_results})
-
-
-def _directions(c: Comparison, claims: list[Claim]) -> Fields:
-    fact = claims[0].fact
-    assert fact.before is not None
-    assert fact.now is not None
-    if fact.before.text == fact.now.text:
-        return {
-            "does": f"goes another way than in {c.a.record.name}, by the values that it reads"
-        }
-    old, new = (int(row.text) for row in (fact.before, fact.now))
-    number = plural(new, "earlier direction") if new else "no earlier direction"
-    return {"does": f"computes with {number}, {old or 'none'} in {c.a.record.name}"}
-
-
-@cause(
-    "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
-    says="LBFGS{at} {does}",
-    fix="nothing to do: each way through its step is one graph, and so is each number of "
-    "directions up to `history_size`; a smaller one compiles fewer",
-)  # fmt: skip
-def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
-
-
 # Settings ---------------------------------------------------------------------------------------
 
 
@@ -165,14 +134,6 @@ for _kind, _says, _fix in (
 ):  # fmt: skip
     cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True,  # type: ignore[arg-type]
           spread=_eager_inputs if _kind == "mode" else spread.alone)(_always)  # fmt: skip
-
-
-@cause(
-    "mode", of="ran_eagerly", spread=_eager_inputs, fix=_MODE_FIX,
-    says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
-)  # fmt: skip
-def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
 
 
 # Boundaries -------------------------------------------------------------------------------------
@@ -205,7 +166,7 @@ cause(
     "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
-)(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
+)(_always)  # fmt: skip
 
 
 # Inputs that are one tensor ---------------------------------------------------------------------
@@ -262,7 +223,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
         return False
     one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
-    known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
+    known = holders & {"gradient", "optimizer"}
     return bool(one and other) and one != other and not known
 
 
@@ -447,15 +408,6 @@ def _recreated(c: Comparison, fact: Fact) -> bool:
     return fact.is_new and fact.row.name in c.a.read
 
 
-@cause(
-    "module_recreated", of="created", spread=spread.dominated, more=_made,
-    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
-    fix="nothing to do: further steps are alike; or build the model before the first step",
-)  # fmt: skip
-def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and fact.row.more["holder"] == "module"
-
-
 # Optimizers -------------------------------------------------------------------------------------
 
 
@@ -492,18 +444,6 @@ def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
 def _option(c: Comparison, fact: Fact) -> bool:
     is_option = fact.before is not None and fact.now is not None
     return bool(c.a.updated & c.b.updated) and (is_option or not fact.row.name)
-
-
-@cause(
-    "update", of="optimizer", spread=spread.on_line,
-    group=_direction,
-    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
-    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
-    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
-    "or amsgrad, costs a compile",
-)  # fmt: skip
-def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return bool(c.a.updated & c.b.updated)
 
 
 @cause(
@@ -622,21 +562,6 @@ cause(
     "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )(_always)  # fmt: skip
-
-
-@cause(
-    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
-    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
-)  # fmt: skip
-def _was_computed(c: Comparison, fact: Fact) -> bool:
-    if fact.before is None or fact.now is None:
-        return False
-    origin = fact.now.more.get("origin")
-    if origin is None or origin.graph in c.parts:
-        return False
-    is_result = origin.step >= 0 and not origin.how
-    is_input = fact.before.value == "op" and fact.now.value == "input"
-    return is_input and is_result and fact.now.name not in c.a.read
 
 
 # Inputs -----------------------------------------------------------------------------------------

@@ -59,7 +59,6 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
         "an_input": "inputs" if many else "an input",
         "graph_before": c.a.record.name,
         "holder": row.more.get("holder", ""),
-        "how": row.more.get("how", ""),
         "op": row.more.get("op", ""),
         "origin_step": origin.step if origin is not None else "",
         "variable": row.name,
