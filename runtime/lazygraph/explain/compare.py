@@ -226,6 +226,7 @@ class Comparison:
         for k, partner in enumerate(self.b.partner):
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
+        self._pair_equal_values()
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
         for k, partner in enumerate(self.b.partner):
@@ -268,6 +269,20 @@ class Comparison:
             return False
         both = name and old and name.text in self.a.names and old.text in self.b.names
         return bool(both) or (one[0] != other[0] and one[2] != other[2])
+
+    def _pair_equal_values(self) -> None:
+        """Pair ops without partners that do the same with the same operands."""
+        waiting: dict[object, list[int]] = {}
+        for k in sorted(self.a.unmatched):
+            if self.a[k].operands:
+                key = (self.a[k].label, self.a[k].operands)
+                waiting.setdefault(key, []).append(k)
+        for k in sorted(self.b.unmatched):
+            operands = tuple((self.b.partner[o], i) for o, i in self.b[k].operands)
+            if found := waiting.get((self.b[k].label, operands)):
+                partner = found.pop(0)
+                self.a.partner[partner], self.b.partner[k] = k, partner
+        del self.a.unmatched, self.b.unmatched
 
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]

@@ -22,7 +22,6 @@ from lazygraph.explain.model import (
     Cause,
     EditCounts,
     Explanation,
-    QuotedSource,
 )
 from lazygraph.explain.nearest import nearest
 from lazygraph.explain.sentences import at, fields_of, in_brackets
@@ -73,14 +72,13 @@ def explain(
     if other.fingerprint == record.fingerprint:
         found = tuple(of_key(other, record))
         return _explanation(record, found or (_new_program(record),), other, 1.0)
-    quoted = QuotedSource(source)
-    c = Comparison(other, record, history, runs, quoted)
+    c = Comparison(other, record, history, runs, source)
     said, unexplained = _causes(c)
     earlier = {each.name: each.explanation for each in history}
     said = with_growth(said, other.name, earlier.get)
     explanation = _explanation(record, said, other, similarity, unexplained)
     sentences = [part for cause in said for part in (cause.text, cause.fix)]
-    quotes = sorted(q for q in quoted.quotes if any(q in part for part in sentences))
+    quotes = sorted(q for q in source.quotes if any(q in part for part in sentences))
     return dataclasses.replace(explanation, quotes=tuple(quotes))
 
 

@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazygraph.explain.model import BucketNote, Cause, Explanation
+from lazygraph.explain.model import (
+    BucketNote,
+    Cause,
+    Explanation,
+    Source,
+    StepKey,
+)
 from lazygraph.explain.why import evicted, explain
 from lazygraph.snapshot import Name, Origin
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
-from lazyrt.execution.graph_registry import CompiledGraph, Run, StepKey, graph_registry
+from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.ir.fingerprint import snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
 from lazyrt.ir.varying import expression_at
@@ -49,19 +55,19 @@ _MAX_TEXTS = 20_000
 _MAX_TEXT = 60
 
 
-class UserSource:
+class UserSource(Source):
     """What the source of the user's program says of arguments and numbers."""
 
     def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
         """Return the expression of an argument, such as `self.eps`; empty where unknown."""
-        return argument_name(site, op, position)
+        return self.quote(argument_name(site, op, position))
 
     def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
         calls = [] if site is None else list(_calls(site))
         mine = [call for call in calls if _callee(call) in _spellings(op)]
         text = ast.unparse(mine[0]) if len(mine) == 1 else ""
-        return text if len(text) <= _MAX_TEXT else ""
+        return self.quote(text if len(text) <= _MAX_TEXT else "")
 
     def parameter(self, op: str, position: int) -> str:
         """Return what an op's schema calls an argument; empty where unknown."""
@@ -70,7 +76,8 @@ class UserSource:
     def statement(self, site: SourceLocation | None) -> str:
         """Return a line of the program, shortened to one sentence's length; empty where unknown."""
         text = linecache.getline(site.file, site.line).strip() if site else ""
-        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+        short = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+        return self.quote(short)
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
@@ -79,7 +86,9 @@ class UserSource:
     def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
         """Return the expression in which a number varied, and the number's name there."""
         found = expression_at(site, op)
-        return (found.text, found.number) if found is not None else ("", "")
+        if found is None:
+            return "", ""
+        return self.quote(found.text), self.quote(found.number)
 
 
 def argument_name(
