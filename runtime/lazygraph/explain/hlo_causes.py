@@ -16,8 +16,7 @@ from lazygraph.diff import nested_diffs
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.numbers import plural
-from lazygraph.read.brackets import closing, split_commas
-from lazygraph.read.hlo_module import HloModule, lacks_attributes
+from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
 from lazygraph.repeat import times_of
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
-from lazygraph.explain.attribute import Claim, attribute, spread_together
+from lazygraph.explain.attribute import (
+    Claim,
+    at,
+    attribute,
+    fields_of,
+    in_brackets,
+    spread_together,
+)
 from lazygraph.explain.compare import (
     FALLBACK,
     LIMIT,
@@ -24,7 +31,6 @@ from lazygraph.explain.model import (
     Explanation,
 )
 from lazygraph.explain.nearest import nearest
-from lazygraph.explain.sentences import at, fields_of, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
