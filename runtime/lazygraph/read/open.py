@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from lazygraph.errors import HloError, HloSyntaxError, MisplacedError
-from lazygraph.gc_pause import gc_paused
-from lazygraph.graph import Graph
+from lazygraph.graph import Graph, gc_paused
 from lazygraph.normalize import graph_of_module
 from lazygraph.read import lazy_ir, torch_ir
 from lazygraph.read.file_types import (
