@@ -298,17 +298,7 @@ def _module_call(c: Comparison, fact: Fact) -> bool:
         and scope not in c.switched
         and not any(in_scope(scope, path) for path in c.modules)
         and not _ran(c.a if fact.is_new else c.b, fact.row)
-        and not _reads_parameters_of(c, scope)
     )
-
-
-def _reads_parameters_of(c: Comparison, scope: str) -> bool:
-    """Return whether both graphs read parameters of a module: then both have called it.
-
-    An op that equals one of an earlier step has the module that recorded it first.
-    """
-    names = c.a.read & c.b.read
-    return any(in_scope(scope, name.rpartition(".")[0]) for name in names)
 
 
 def _ran(side: Side, row: Row) -> bool:
