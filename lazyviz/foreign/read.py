@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lazygraph.errors import HloError
 from lazygraph.read import lazy_ir
-from lazygraph.read.file_types import known_type, wide_coding
+from lazygraph.read.file_types import wide_coding
 from lazygraph.read.open import readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign.debug_log import parse_debug_log
@@ -81,8 +81,6 @@ def read(source: str | Path) -> Evidence:
 
 
 def _read_bytes(path: Path, data: bytes) -> Evidence:
-    if what := known_type(data):
-        raise EvidenceError(f"{path} is {what} {_KINDS}")
     if b"\0" in data[:_PROBE] and not wide_coding(data):
         return _binary(path, data)
     contents = readable(data)

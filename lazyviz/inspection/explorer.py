@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lazygraph.gc_pause import gc_paused
+from lazygraph.graph import gc_paused
 from lazyviz import formatters, session
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part
 from lazyviz.draw import panel, svg

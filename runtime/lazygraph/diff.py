@@ -10,8 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lazygraph.errors import HloError
-from lazygraph.gc_pause import gc_paused
-from lazygraph.graph import Graph, GraphBuilder, Label
+from lazygraph.graph import Graph, GraphBuilder, Label, gc_paused
 from lazygraph.match import match
 from lazygraph.normalize import called, graph_of_module
 from lazygraph.read.hlo_module import HloModule

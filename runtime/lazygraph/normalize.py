@@ -20,13 +20,13 @@ from lazygraph.graph import (
     Label,
     dead_node,
 )
-from lazygraph.read.brackets import split_commas
 from lazygraph.read.hlo_module import (
     INHERITED,
     HloModule,
     evenly_spaced,
     lacks_attributes,
     name_in,
+    split_commas,
 )
 from lazygraph.types import without_layout
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.errors import HloError
 from lazygraph.normalize import VARIADIC, called, element_index
+from lazygraph.numbers import share_text
 from lazygraph.read.open import module_of
 from lazygraph.readable import Readable
 from lazygraph.types import elements, flops, split_types, type_bytes, without_layout
@@ -114,7 +115,6 @@ HopKind = Literal[
     "output",
 ]  # fmt: skip
 _MAX_SHOWN = 40
-_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,10 @@ class Sources:
     is_presumed: bool = False
 
     def __str__(self) -> str:
-        unit, name = next(
-            each for each in _UNITS if self.operand_bytes >= each[0] or each[0] == 1
-        )
-        digits = 1 if unit > 1 else 0
+        size = share_text(self.input_bytes, self.operand_bytes)
         return (
-            f"{self.inputs} of {self.operands} operands, {self.input_bytes / unit:.{digits}f} of "
-            f"{self.operand_bytes / unit:.{digits}f} {name}, are inputs computed by an earlier "
-            "execution"
+            f"{self.inputs} of {self.operands} operands, {size}, are inputs computed by an "
+            "earlier execution"
         )
 
 

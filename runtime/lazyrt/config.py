@@ -391,36 +391,13 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 _KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Config)}
 
 
-_VARIABLES = {
-    "read_policy": ("LAZYRT_READ_POLICY",),
-    "compile_tier": ("LAZYRT_COMPILE_TIER",),
-    "share_layers": ("LAZYRT_SHARE_LAYERS",),
-    "barrier_after_optimizer": ("LAZYRT_BARRIER_AFTER_OPTIMIZER",),
-    "max_pending_nodes": ("LAZYRT_MAX_PENDING_NODES",),
-    "max_interned_nodes": ("LAZYRT_MAX_INTERNED_NODES",),
-    "max_executables": ("LAZYRT_MAX_EXECUTABLES",),
-    "max_plans": ("LAZYRT_MAX_PLANS",),
-    "max_slices": ("LAZYRT_MAX_SLICES",),
-    "max_result_types": ("LAZYRT_MAX_RESULT_TYPES",),
-    "max_decompositions": ("LAZYRT_MAX_DECOMPOSITIONS",),
-    "max_cache_bytes": ("LAZYRT_MAX_CACHE_BYTES",),
-    "cache_dir": ("LAZYRT_CACHE_DIR",),
-    "max_memory_bytes": ("LAZYRT_MAX_MEMORY_BYTES",),
-    "keep_values": ("LAZYRT_KEEP_VALUES",),
-    "keep_values_bytes": ("LAZYRT_KEEP_VALUES_BYTES",),
-    "stop_at_nan": ("LAZYRT_STOP_AT_NAN",),
-    "max_graphs": ("LAZYRT_MAX_GRAPHS",),
-    "check_hits": ("LAZYRT_CHECK_HITS",),
-    "deferred_checks": ("LAZYRT_DEFERRED_CHECKS",),
-    "independent_processes": ("LAZYRT_INDEPENDENT_PROCESSES",),
-    "replica_guard": ("LAZYRT_REPLICA_GUARD",),
-    "replica_timeout_s": ("LAZYRT_REPLICA_TIMEOUT_S",),
-    "scope_policy": ("LAZYRT_SCOPE_POLICY",),
-    "dynamo_bridge": ("LAZYRT_DYNAMO_BRIDGE",),
-    "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
+# Environment variables of settings; of the others LAZYRT_ and the setting's name.
+_VARIABLES: dict[str, tuple[str, ...]] = {
     "eager": ("LAZYVIZ_EAGER",),
     "op_by_op_reads": ("LAZYVIZ_OPBYOP_READS", "LAZYVIZ_OPBYOP"),
     "op_by_op_barriers": ("LAZYVIZ_OPBYOP_BARRIERS", "LAZYVIZ_OPBYOP"),
+    "peek_memo_bytes": (),
+    "progress_after_s": (),
 }
 _origins: dict[str, str] = {}
 _followers: dict[str, Callable[[Any], None]] = {}
@@ -431,8 +408,13 @@ def follow(name: str, follower: Callable[[Any], None]) -> None:
     _followers[name] = follower
 
 
+def _variables_of(name: str) -> tuple[str, ...]:
+    """Return the environment variables that a setting has its default from."""
+    return _VARIABLES.get(name, (f"LAZYRT_{name.upper()}",))
+
+
 def _initial_origin(name: str) -> str:
-    set_ = [variable for variable in _VARIABLES.get(name, ()) if variable in os.environ]
+    set_ = [variable for variable in _variables_of(name) if variable in os.environ]
     return f"environment variable {set_[0]}" if set_ else "default"
 
 

@@ -22,7 +22,7 @@ from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
-from lazyrt.execution.device_trace import DeviceTrace, compiled_texts, device_trace
+from lazyrt.execution.dumps import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin

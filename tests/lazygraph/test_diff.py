@@ -251,13 +251,6 @@ def row(ops):
     return builder.finish([first, last])
 
 
-def test_the_script_of_tiny_graphs_is_the_shortest():
-    """The output is the second of them: what was added stands before it, and is read by it."""
-    found = diff(row(["negate"]), row(["negate", "negate"]))
-
-    assert (found.cost, len(found.added), len(found.rewired)) == (2, 1, 1)
-
-
 def test_an_op_that_became_another_everywhere_is_a_change_of_each():
     fans = []
     for op in ("negate", "tanh"):

@@ -311,10 +311,6 @@ def test_both_notations_of_an_operation_are_one(function, args):
     assert diff(parse(str(module)), parse(generic)).is_empty
 
 
-def test_bytes_as_python_prints_them_are_read():
-    assert diff(parse(repr(LOOP.encode())), parse(LOOP)).is_empty
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -145,23 +145,13 @@ def test_packed_and_wide_texts_are_read_like_plain_ones(tmp_path):
         lazyviz.read(tmp_path / "e.log.gz")
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"\xff\xd8\xff\xe0\0\x10JFIF", "is a JPEG picture."),
-        (b"PK\x03\x04abc", "is a ZIP archive, .* Unpack it first."),
-        (b"\x28\xb5\x2f\xfd\0", "is packed by zstd. Unpack it first, by `zstd -d`."),
-        (b"ML\xefR\0", "is MLIR in its binary form. Print it as text"),
-        (b"\n <!DOCTYPE HTML><p>", "is a web page. Save the file itself"),
-    ],
-)
-def test_a_file_of_another_kind_is_named(tmp_path, data, message):
+def test_a_file_of_another_kind_is_refused_with_its_first_bytes(tmp_path):
     path = tmp_path / "thing"
-    path.write_bytes(data)
+    path.write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF")
 
-    with pytest.raises(EvidenceError, match=message):
+    with pytest.raises(EvidenceError, match="thing is binary, and no serialised HLO"):
         lazyviz.read(path)
-    with pytest.raises(hlo.HloError, match=message.removeprefix("is ")):
+    with pytest.raises(hlo.HloError, match="begins with ff d8 ff e0"):
         hlo.read(path)
 
 

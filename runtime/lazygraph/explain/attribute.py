@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
+from lazygraph.explain.facts import Fact, Row, in_scope
+from lazygraph.numbers import listed, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Side
     from lazygraph.snapshot import Vertex
+    from lazygraph.source_location import SourceLocation
 
 
 @dataclass
@@ -178,21 +180,7 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         seeds = owned(side, [path])
         ranks.update(seeds)
         into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
-        if seeds:
-            _add_updates(c, found)
     return found
-
-
-def _add_updates(c: Comparison, found: Closure) -> None:
-    """Add what one side alone updates parameters by: of others, an optimizer has other ops."""
-    lines = update_lines(c.a) | update_lines(c.b)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        for k in side.unmatched - into.keys():
-            vertex = side[k]
-            if position(vertex.site) in lines and not (
-                vertex.is_leaf or vertex.scope or vertex.backward
-            ):
-                into[k] = 1
 
 
 PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
@@ -282,13 +270,11 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
     sides = (c.a, best_a), (c.b, best_b)
     for side, best in sides:
-        _flood(side, best, side.unmatched)
-    if _claim_replaced(c, best_a, best_b):
-        for side, best in sides:
-            _flood(side, best, side.unmatched)
+        _flood(side, best, side.unmatched, _by_line(side, best))
     left = _claim_changed(c, best_a, best_b)
+    lines = _by_line(c.a, best_a) | _by_line(c.b, best_b)
     for side, best in sides:
-        _flood(side, best, side.free)
+        _flood(side, best, side.free, lines)
         for k in side.unmatched:
             if (found := best.get(k)) is None:
                 left += 1
@@ -370,30 +356,6 @@ def _claim_changed(
     return left
 
 
-def _claim_replaced(
-    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
-) -> bool:
-    """Give what was replaced to the claim of what replaced it; return whether any was.
-
-    Two edits replace each other where the two of a pair read them in one slot, or where one line
-    and module record them.
-    """
-    before = len(best_a) + len(best_b)
-    for _, old, new in c.substitutions:
-        if old in c.a.unmatched and new in c.b.unmatched:
-            if old not in best_a and new in best_b:
-                best_a[old] = best_b[new]
-            elif new not in best_b and old in best_a:
-                best_b[new] = best_a[old]
-    lines_a, lines_b = _by_line(c.a, best_a), _by_line(c.b, best_b)
-    for side, best, lines in ((c.a, best_a, lines_b), (c.b, best_b, lines_a)):
-        for k in side.unmatched - best.keys():
-            claim = lines.get(_line_of(side[k]))
-            if claim is not None and not side[k].is_leaf:
-                best[k] = claim
-    return len(best_a) + len(best_b) > before
-
-
 def _line_of(vertex: Vertex) -> Hashable:
     return (position(vertex.site), vertex.scope)
 
@@ -407,7 +369,9 @@ def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
     return {line: found.most_common(1)[0][0] for line, found in counts.items()}
 
 
-def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
+def _flood(
+    side: Side, best: dict[int, Claim], seeds: set[int], lines: dict[Hashable, Claim]
+) -> None:
     """Give what no closure holds to its line's cause, else to that of its neighbours.
 
     Autograd records an op's gradient with the op's line and module.
@@ -416,11 +380,11 @@ def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
         side: One of the graphs.
         best: The claim of each vertex that has one; gains entries.
         seeds: Vertices from which a claim spreads.
+        lines: The claim of most edits of each line and module.
     """
-    lines = _by_line(side, best)
     for k in sorted(side.unmatched - best.keys()):
         claim = lines.get(_line_of(side[k]))
-        if claim is not None and side[k].backward:
+        if claim is not None:
             best[k] = claim
     left = side.unmatched - best.keys()
     queue = [k for k in best if k in seeds]
@@ -430,3 +394,60 @@ def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
                 left.discard(other)
                 best[other] = best[k]
                 queue.append(other)
+
+
+# How a message names things: the fields that the templates of causes may use.
+
+Fields = dict[str, Any]
+
+
+def at(site: SourceLocation | None) -> str:
+    """Return ` at cell 3 line 2`, or nothing for an unknown line."""
+    return f" at {site}" if site is not None else ""
+
+
+def in_brackets(site: SourceLocation | None) -> str:
+    """Return ` (cell 3 line 2)`, or nothing for an unknown line."""
+    return f" ({site})" if site is not None else ""
+
+
+def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return the fields of a cause: of its first fact, and of all where several share a sentence.
+
+    Args:
+        c: The two graphs.
+        claims: Facts of one cause, the one that most follows from first.
+
+    Returns:
+        name, names, called: What the user calls the first one, all of them, the first one or else
+        the line that reads it. text, before, now: How the rows show themselves. at, before_at:
+        Lines. s, is_, was, an_input, others: The forms of words for one or several. here, there:
+        `in this step`, and the name of the graph before, for what one side alone has. sizes: Of
+        what has another size along one axis, that size before and now.
+    """
+    facts = [claim.fact for claim in claims]
+    fact, row = facts[0], facts[0].row
+    many = len(facts) > 1
+    origin = row.more.get("origin")
+    return {
+        "name": row.name,
+        "names": listed(f.row.name for f in facts) or plural(len(facts), "tensor"),
+        "called": f"`{row.name}`" if row.name else f"(read{at(row.site)})",
+        "text": row.text,
+        "before": fact.before.text if fact.before else "",
+        "now": fact.now.text if fact.now else "",
+        "at": at(row.site),
+        "before_at": at(fact.before.site) if fact.before else "",
+        "others": f" (and {len(facts) - 1} more)" if many else "",
+        "s": "s" if many else "",
+        "is_": "are" if many else "is",
+        "was": "were" if many else "was",
+        "it": "them" if many else "it",
+        "an_input": "inputs" if many else "an input",
+        "graph_before": c.a.record.name,
+        "holder": row.more.get("holder", ""),
+        "op": row.more.get("op", ""),
+        "origin_step": origin.step if origin is not None else "",
+        "variable": row.name,
+        "sizes": (),
+    }

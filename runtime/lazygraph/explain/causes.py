@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
+from lazygraph.explain.attribute import at, in_brackets
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
-from lazygraph.explain.sentences import at, in_brackets
+from lazygraph.explain.facts import dtype_of, in_scope, shape_of, update_lines
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazygraph.explain.attribute import Claim, Closure
+    from lazygraph.explain.attribute import Claim, Closure, Fields
     from lazygraph.explain.compare import Comparison, Side
     from lazygraph.explain.facts import Fact, Row
     from lazygraph.explain.model import Kind
-    from lazygraph.explain.sentences import Fields
     from lazygraph.snapshot import Vertex
 
 
@@ -36,7 +35,7 @@ class CauseRow:
         kind: Its name.
         of: The table of facts that it reads.
         holds: Whether a fact is this cause.
-        says: The sentence; `sentences.fields_of` lists what it may name.
+        says: The sentence; `attribute.fields_of` lists what it may name.
         fix: What to do.
         spread: What follows from it.
         group: What facts of one sentence share.
@@ -107,37 +106,6 @@ def _new_or_gone(
     return more
 
 
-# LBFGS calls the user's closure in the middle of its step, and decides by values how it goes on.
-
-
-def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
-    both = [dict.fromkeys(side.free, 0) for side in (c.a, c.b)]
-    return spread.Closure(both[0], both[1], {*c.gone_results}, {*c.new_results})
-
-
-def _directions(c: Comparison, claims: list[Claim]) -> Fields:
-    fact = claims[0].fact
-    assert fact.before is not None
-    assert fact.now is not None
-    if fact.before.text == fact.now.text:
-        return {
-            "does": f"goes another way than in {c.a.record.name}, by the values that it reads"
-        }
-    old, new = (int(row.text) for row in (fact.before, fact.now))
-    number = plural(new, "earlier direction") if new else "no earlier direction"
-    return {"does": f"computes with {number}, {old or 'none'} in {c.a.record.name}"}
-
-
-@cause(
-    "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
-    says="LBFGS{at} {does}",
-    fix="nothing to do: each way through its step is one graph, and so is each number of "
-    "directions up to `history_size`; a smaller one compiles fewer",
-)  # fmt: skip
-def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
-
-
 # Settings ---------------------------------------------------------------------------------------
 
 
@@ -167,14 +135,6 @@ for _kind, _says, _fix in (
           spread=_eager_inputs if _kind == "mode" else spread.alone)(_always)  # fmt: skip
 
 
-@cause(
-    "mode", of="ran_eagerly", spread=_eager_inputs, fix=_MODE_FIX,
-    says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
-)  # fmt: skip
-def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
-
-
 # Boundaries -------------------------------------------------------------------------------------
 
 
@@ -188,24 +148,11 @@ def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
 
 
-@cause(
-    "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
-    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
-    "run with whichever step comes next",
-    more=lambda c, claims: {
-        "ops": plural(claims[0].fact.row.more["ops"], "operation"),
-        "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
-    },
-)  # fmt: skip
-def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return True
-
-
 cause(
     "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
-)(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
+)(_always)  # fmt: skip
 
 
 # Inputs that are one tensor ---------------------------------------------------------------------
@@ -262,7 +209,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
         return False
     one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
-    known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
+    known = holders & {"gradient", "optimizer"}
     return bool(one and other) and one != other and not known
 
 
@@ -351,17 +298,7 @@ def _module_call(c: Comparison, fact: Fact) -> bool:
         and scope not in c.switched
         and not any(in_scope(scope, path) for path in c.modules)
         and not _ran(c.a if fact.is_new else c.b, fact.row)
-        and not _reads_parameters_of(c, scope)
     )
-
-
-def _reads_parameters_of(c: Comparison, scope: str) -> bool:
-    """Return whether both graphs read parameters of a module: then both have called it.
-
-    An op that equals one of an earlier step has the module that recorded it first.
-    """
-    names = c.a.read & c.b.read
-    return any(in_scope(scope, name.rpartition(".")[0]) for name in names)
 
 
 def _ran(side: Side, row: Row) -> bool:
@@ -447,15 +384,6 @@ def _recreated(c: Comparison, fact: Fact) -> bool:
     return fact.is_new and fact.row.name in c.a.read
 
 
-@cause(
-    "module_recreated", of="created", spread=spread.dominated, more=_made,
-    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
-    fix="nothing to do: further steps are alike; or build the model before the first step",
-)  # fmt: skip
-def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and fact.row.more["holder"] == "module"
-
-
 # Optimizers -------------------------------------------------------------------------------------
 
 
@@ -492,18 +420,6 @@ def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
 def _option(c: Comparison, fact: Fact) -> bool:
     is_option = fact.before is not None and fact.now is not None
     return bool(c.a.updated & c.b.updated) and (is_option or not fact.row.name)
-
-
-@cause(
-    "update", of="optimizer", spread=spread.on_line,
-    group=_direction,
-    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
-    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
-    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
-    "or amsgrad, costs a compile",
-)  # fmt: skip
-def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return bool(c.a.updated & c.b.updated)
 
 
 @cause(
@@ -624,21 +540,6 @@ cause(
 )(_always)  # fmt: skip
 
 
-@cause(
-    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
-    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
-)  # fmt: skip
-def _was_computed(c: Comparison, fact: Fact) -> bool:
-    if fact.before is None or fact.now is None:
-        return False
-    origin = fact.now.more.get("origin")
-    if origin is None or origin.graph in c.parts:
-        return False
-    is_result = origin.step >= 0 and not origin.how
-    is_input = fact.before.value == "op" and fact.now.value == "input"
-    return is_input and is_result and fact.now.name not in c.a.read
-
-
 # Inputs -----------------------------------------------------------------------------------------
 
 
@@ -732,27 +633,10 @@ cause(
 )(_always)  # fmt: skip
 
 
-def _groups(side: Side, row: Row | None) -> set[frozenset[str]]:
-    """Return the names of the parameters that each op of an update gives anew, together."""
-    found: dict[int, set[str]] = {}
-    for rank, (vertex, _) in enumerate(side.roots):
-        name = side.root_name(rank)
-        if row and vertex in row.vertices and name and name.holder == "module":
-            found.setdefault(vertex, set()).add(name.text)
-    return {frozenset(names) for names in found.values()}
-
-
-def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:
+def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fact = claims[0].fact
     old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
-    before, now = _groups(c.a, fact.before), _groups(c.b, fact.now)
-    parts = []
-    if len(now) > len(before):
-        groups = [listed(names) for names in sorted(map(sorted, now - before))]
-        parts = [
-            f"{' apart from '.join(groups)} {'are' if groups[1:] else 'is'} updated"
-        ]
-    parts += [
+    parts = [
         f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
         for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
         if ops

@@ -112,14 +112,6 @@ class Side:
         names = self.snapshot.root_names.values()
         return {n.text for n in names if n.holder == "module" and n.text in self.read}
 
-    def slot_key(self, vertex: int) -> object:
-        """Return what two ops have in common that differ in their arguments alone."""
-        found = self.vertices[vertex]
-        tensors = sum(
-            self.vertices[k].op not in {"float", "int"} for k, _ in found.operands
-        )
-        return (found.op, found.scope, position(found.site), tensors)
-
     def name(self, leaf: int) -> Name | None:
         """Return what the user calls an input."""
         return self.snapshot.leaf_names.get(leaf)
@@ -211,8 +203,6 @@ class Comparison:
         rewired: Vertices of `b` that read something else than their partner.
         new_results, gone_results: Positions among the results that one side alone has.
         step: Graphs of the same step that ran before the new one, the latest first.
-        readers: Graphs that read results of the graph before, and end elsewhere.
-        makers: Graphs whose results the graph before reads, and that end elsewhere.
         switched: Modules that train on one side and are evaluated on the other.
         modules: Modules that one side alone has.
     """
@@ -221,7 +211,6 @@ class Comparison:
         self,
         before: Record,
         now: Record,
-        records: Iterable[Record] = (),
         runs: Iterable[Record] = (),
         source: Source = NO_SOURCE,
     ) -> None:
@@ -235,7 +224,6 @@ class Comparison:
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
         self._pair_equal_values()
-        self._pair_same_slots()
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
         for k, partner in enumerate(self.b.partner):
@@ -246,17 +234,6 @@ class Comparison:
         self.a.free |= {self.b.partner[k] for k in self.rewired}
         self.new_results, self.gone_results = self._unpaired_results()
         self.step = list(_same_step(runs))
-        made = {origin.graph for origin in before.snapshot.origins.values()}
-        self.readers = [
-            record
-            for record in records
-            if _is_neighbour(record, before) and _reads(record, before.name)
-        ]
-        self.makers = [
-            record
-            for record in records
-            if record.name in made and _is_neighbour(record, before)
-        ]
         self.switched: set[str] = set()
         self.modules: set[str] = set()
 
@@ -292,21 +269,6 @@ class Comparison:
                 partner = found.pop(0)
                 self.a.partner[partner], self.b.partner[k] = k, partner
         del self.a.unmatched, self.b.unmatched
-
-    def _pair_same_slots(self) -> None:
-        """Pair an op with the one that a reader's partner reads in its place, of the same line."""
-        queue = [
-            (k, partner) for k, partner in enumerate(self.b.partner) if partner >= 0
-        ]
-        for reader, partner in queue:
-            operands = (self.a[partner].operands, self.b[reader].operands)
-            for (old, _), (new, _) in zip(*operands, strict=False):
-                if self.a.partner[old] >= 0 or self.b.partner[new] >= 0:
-                    continue
-                keys = self.a.slot_key(old), self.b.slot_key(new)
-                if keys[0] == keys[1] and not self.a[old].is_leaf:
-                    self.a.partner[old], self.b.partner[new] = new, old
-                    queue.append((new, old))
 
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]
@@ -396,16 +358,3 @@ def _same_step(runs: Iterable[Record]) -> Iterator[Record]:
         yield record
         if not is_break(record.key.began_after):
             return
-
-
-def _is_neighbour(record: Record, other: Record) -> bool:
-    return (
-        record is not other
-        and record.snapshot is not None
-        and differs(record.key.ended_by, other.key.ended_by)
-    )
-
-
-def _reads(record: Record, graph: str) -> bool:
-    assert record.snapshot is not None
-    return any(origin.graph == graph for origin in record.snapshot.origins.values())

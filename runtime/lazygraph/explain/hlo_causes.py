@@ -16,8 +16,7 @@ from lazygraph.diff import nested_diffs
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.numbers import plural
-from lazygraph.read.brackets import closing, split_commas
-from lazygraph.read.hlo_module import HloModule, lacks_attributes
+from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
 from lazygraph.repeat import times_of
 
@@ -201,13 +200,9 @@ def _elided(graph: Graph) -> int:
 _SETTINGS = {
     "num_partitions": "the number of partitions",
     "replica_count": "the number of replicas",
-    "allow_spmd_sharding_propagation_to_parameters": "how sharding spreads to parameters",
-    "allow_spmd_sharding_propagation_to_output": "how sharding spreads to outputs",
     "output_shardings": "how results are placed on devices",
     "mesh": "the devices",
 }
-# One flag for each input or result; a missing list means false for all of them.
-_FLAGS = frozenset(key for key in _SETTINGS if key.startswith("allow_spmd"))
 _COUNTS = frozenset({"num_partitions", "replica_count"})
 _DONATIONS = ("input_output_alias", "buffer_donor")
 _ALIASED = re.compile(r"\((\d+),")
@@ -225,18 +220,10 @@ def _settings(found: GraphDiff) -> Iterator[str]:
     before, now = _header(found.a), _header(found.b)
     for key, what in _SETTINGS.items():
         old, new = before.get(key), now.get(key)
-        if key in _FLAGS:
-            old, new = _flag(old), _flag(new)
-        elif key in _COUNTS:
+        if key in _COUNTS:
             old, new = old or "1", new or "1"
         if old != new:
             yield f"{what} ({key}) is {_shown(new)}, was {_shown(old)}"
-
-
-def _flag(value: str | None) -> str:
-    """Return a list of flags as one, where they are alike."""
-    flags = {each.strip() for each in (value or "false").strip("{}").split(",")}
-    return f"{{{flags.pop()}}}" if len(flags) == 1 else value or ""
 
 
 def _header(graph: Graph) -> dict[str, str]:

@@ -63,33 +63,40 @@ class BucketNote(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class Key(Protocol):
-    """What an executable, and a graph's place in the program, depend on; see `StepKey`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKey:
+    """What a step's executable and its place in the program depend on.
 
-    @property
-    def donated(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def tier(self) -> str: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
-    @property
-    def sharding(self) -> str: ...  # noqa: D102
-    @property
-    def mode(self) -> str: ...  # noqa: D102
-    @property
-    def ended_by(self) -> Boundary: ...  # noqa: D102
-    @property
-    def began_after(self) -> Boundary: ...  # noqa: D102
-    @property
-    def rules(self) -> tuple[tuple[str, int], ...]: ...  # noqa: D102
-    @property
-    def cell(self) -> int | None: ...  # noqa: D102
-    @property
-    def guards(self) -> tuple[GuardNote, ...]: ...  # noqa: D102
-    @property
-    def optimizers(self) -> tuple[OptimizerNote, ...]: ...  # noqa: D102
-    @property
-    def buckets(self) -> BucketNote | None: ...  # noqa: D102
+    Attributes:
+        fingerprint: Of the graph.
+        donated: Positions of the arguments whose memory results take.
+        tier: `optimised` or `fast`.
+        device: Platform and kind of the device.
+        sharding: The mesh that data is split over, or `one device`.
+        mode: `lazy`, or the debug mode that ran a part of the step by itself.
+        ended_by: What asked for the barrier, with its line; the executable does not depend on
+            it, but a step cut at another place is a reason for another graph.
+        began_after: The same for the barrier before.
+        fallbacks: (op, line) of each op that ran on the CPU since the graph before.
+        rules: The user's own rules that lower it, and how often one had been registered.
+        guards: Why `torch.compile` compiled functions again since the graph before.
+        optimizers: Those that update parameters in the step.
+        buckets: In what parts DistributedDataParallel reduces gradients.
+    """
+
+    fingerprint: str
+    donated: tuple[int, ...] = ()
+    tier: str = "optimised"
+    device: str = ""
+    sharding: str = "one device"
+    mode: str = "lazy"
+    ended_by: Boundary = ("", None)
+    began_after: Boundary = ("", None)
+    fallbacks: tuple[Boundary, ...] = ()
+    rules: tuple[tuple[str, int], ...] = ()
+    guards: tuple[GuardNote, ...] = ()
+    optimizers: tuple[OptimizerNote, ...] = ()
+    buckets: BucketNote | None = None
 
 
 class Record(Protocol):
@@ -105,7 +112,7 @@ class Record(Protocol):
     labels: Counter[Any] | None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> StepKey:
         """What its executable depends on."""
 
     @property
@@ -130,95 +137,48 @@ class History(Protocol):
         """Yield the graphs that ran, the latest first."""
 
 
-class Source(Protocol):
-    """What the user's source says; a program read from a file has none."""
+class Source:
+    """What the user's source says; this one says nothing, as of a program read from a file.
 
-    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
-        """Return the expression of an argument, such as `self.eps`; empty where unknown."""
+    Attributes:
+        quotes: What of it was asked for, and so may stand in a sentence.
+    """
 
-    def call(self, site: SourceLocation | None, op: str) -> str:
-        """Return the call that recorded an op, as it is written; empty where that is unclear."""
-
-    def parameter(self, op: str, position: int) -> str:
-        """Return what an op's schema calls an argument; empty where unknown."""
-
-    def statement(self, site: SourceLocation | None) -> str:
-        """Return a line of the program, shortened to one sentence's length; empty where unknown."""
-
-    def takes_tensor(self, op: str, position: int) -> bool:
-        """Return whether some overload of an op takes a tensor for an argument."""
-
-    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
-        """Return the expression in which a number varied, and the number's name there."""
-
-
-class QuotedSource:
-    """A source that notes what of it was asked for, and so may stand in a sentence."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self) -> None:
         self.quotes: set[str] = set()
 
-    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
-        """Return the expression of an argument; see `Source`."""
-        return self._noted(self._source.argument(site, op, position))
+    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:  # noqa: ARG002
+        """Return the expression of an argument, such as `self.eps`; empty where unknown."""
+        return ""
 
-    def call(self, site: SourceLocation | None, op: str) -> str:
-        """Return the call that recorded an op; see `Source`."""
-        return self._noted(self._source.call(site, op))
+    def call(self, site: SourceLocation | None, op: str) -> str:  # noqa: ARG002
+        """Return the call that recorded an op, as it is written; empty where that is unclear."""
+        return ""
 
-    def parameter(self, op: str, position: int) -> str:
-        """Return what an op's schema calls an argument."""
-        return self._source.parameter(op, position)
+    def parameter(self, op: str, position: int) -> str:  # noqa: ARG002
+        """Return what an op's schema calls an argument; empty where unknown."""
+        return ""
 
-    def statement(self, site: SourceLocation | None) -> str:
-        """Return a line of the program; see `Source`."""
-        return self._noted(self._source.statement(site))
+    def statement(self, site: SourceLocation | None) -> str:  # noqa: ARG002
+        """Return a line of the program, shortened to one sentence's length; empty where unknown."""
+        return ""
 
-    def takes_tensor(self, op: str, position: int) -> bool:
+    def takes_tensor(self, op: str, position: int) -> bool:  # noqa: ARG002
         """Return whether some overload of an op takes a tensor for an argument."""
-        return self._source.takes_tensor(op, position)
+        return False
 
-    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
+    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:  # noqa: ARG002
         """Return the expression in which a number varied, and the number's name there."""
-        text, name = self._source.expression(site, op)
-        return self._noted(text), self._noted(name)
+        return "", ""
 
-    def _noted(self, text: str) -> str:
+    def quote(self, text: str) -> str:
+        """Return a text of the program, and note it in `quotes`."""
         if text:
             self.quotes.add(text)
         return text
 
 
-class NoSource:
-    """The source of programs that have none."""
-
-    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:  # noqa: ARG002
-        """Return an empty name."""
-        return ""
-
-    def call(self, site: SourceLocation | None, op: str) -> str:  # noqa: ARG002
-        """Return an empty text."""
-        return ""
-
-    def parameter(self, op: str, position: int) -> str:  # noqa: ARG002
-        """Return an empty name."""
-        return ""
-
-    def statement(self, site: SourceLocation | None) -> str:  # noqa: ARG002
-        """Return an empty line."""
-        return ""
-
-    def takes_tensor(self, op: str, position: int) -> bool:  # noqa: ARG002
-        """Return False."""
-        return False
-
-    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:  # noqa: ARG002
-        """Return empty texts."""
-        return "", ""
-
-
-NO_SOURCE = NoSource()
+NO_SOURCE = Source()
 
 
 Kind = Literal[

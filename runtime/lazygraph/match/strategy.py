@@ -13,10 +13,8 @@ from lazygraph.match.grow import (
     pair_unique_labels,
 )
 from lazygraph.match.refine import (
-    MOST_NODES,
     crossed,
     disputed,
-    match_exactly,
     may_be_mistaken,
     only_inserts,
     other_ops,
@@ -89,7 +87,7 @@ def match(a: Graph, b: Graph, *, quick: bool = False) -> Matching:
     """Return the assignment of the nodes of `a` to those of `b`.
 
     Small graphs are matched in several ways, of which the shortest script wins: where much
-    looks alike, no one order of the tiers is best. Of tiny ones, all assignments are tried.
+    looks alike, no one order of the tiers is best.
 
     Args:
         a: The graph before.
@@ -103,8 +101,6 @@ def match(a: Graph, b: Graph, *, quick: bool = False) -> Matching:
     best = _of_small(a, b).matching if is_small else _of_large(a, b)
     if is_small or _left_over(best) > _SOME * min(len(a), len(b)):
         best = _past_ops(best)
-    if max(len(a), len(b)) <= MOST_NODES:
-        best = match_exactly(best, script_cost(best))
     return best
 
 

@@ -6,22 +6,20 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
-from lazygraph.read.brackets import (
+from lazygraph.read.hlo_module import (
     BRACKET,
     CLOSING,
-    MAX_DEPTH,
-    UnclosedError,
-    closing,
-)
-from lazygraph.read.hlo_module import (
     COMMENT,
     LITERAL_OPS,
+    MAX_DEPTH,
     METADATA,
     PLAIN_NAME,
     START,
     Computation,
     Form,
     HloModule,
+    UnclosedError,
+    closing,
     operand_names,
     without_metadata,
 )

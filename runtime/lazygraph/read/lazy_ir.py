@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
-from lazygraph.gc_pause import gc_paused
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin
+from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin, gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
 from lazygraph.graph import Origin
-from lazygraph.read.brackets import closing, position, split_commas
-from lazygraph.read.hlo_module import evenly_spaced, split_op_name
+from lazygraph.read.hlo_module import (
+    closing,
+    evenly_spaced,
+    position,
+    split_commas,
+    split_op_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

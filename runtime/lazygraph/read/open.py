@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import io
 import os
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from lazygraph.errors import HloError, HloSyntaxError, MisplacedError
-from lazygraph.gc_pause import gc_paused
-from lazygraph.graph import Graph
+from lazygraph.graph import Graph, gc_paused
 from lazygraph.normalize import graph_of_module
 from lazygraph.read import lazy_ir, torch_ir
 from lazygraph.read.file_types import (
-    known_type,
     looks_like_proto,
     text_of_proto,
     wide_coding,
@@ -81,11 +78,6 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
         HloError: It is packed and damaged, or is no text.
     """
     data = unpacked(data, source)
-    if what := known_type(data):
-        raise HloSyntaxError(
-            f"it is {what} Give a dump of HLO or StableHLO, as text or as a proto.",
-            source=source,
-        )
     if looks_like_proto(data):
         return text_of_proto(data, source)
     if b"\0" in data and not wide_coding(data):
@@ -144,15 +136,13 @@ def _parsed(text: str, module: str | int, source: str) -> Graph:
 def readable(text: str | bytes) -> str:
     r"""Return a file's text as it was meant: decoded, without a mark, its lines ended by `\n`.
 
-    What Python prints of bytes, `b'module ...'`, is text too.
-
     Example:
-        >>> readable(r"b'HloModule m\n'"), readable("HloModule m\r}")
-        ('HloModule m\n', 'HloModule m\n}')
+        >>> readable("HloModule m\r}")
+        'HloModule m\n}'
     """
     if isinstance(text, bytes):
         text = _decoded(text)
-    text = _unprinted(text.removeprefix("\ufeff"))
+    text = text.removeprefix("\ufeff")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _unindented(text)
@@ -180,16 +170,6 @@ def undrawn(text: str) -> str:
         for line in text.split("\n")
     ]
     return "\n".join(lines) if any(lines) else text
-
-
-def _unprinted(text: str) -> str:
-    if text[:2] not in {"b'", 'b"'}:
-        return text
-    try:
-        data = ast.literal_eval(text.strip())
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return text
-    return _decoded(data) if isinstance(data, bytes) else text
 
 
 def _decoded(data: bytes) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lazygraph.errors import HloSyntaxError
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder
-from lazygraph.read.brackets import closing, split_commas
+from lazygraph.read.hlo_module import closing, split_commas
 from lazygraph.read.mlir_text import (
     REGIONS,
     SYMBOL,

@@ -37,13 +37,13 @@ from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
     from lazygraph.snapshot import Name
     from lazyrt.execution.input_provenance import Holding
-    from lazyrt.ir.node import Node, Value
+    from lazyrt.ir.node import Value
     from lazyrt.observe.events import SourceLocation
 
 # -------------------------------------------- rows: plain data, no tensor and no buffer
@@ -610,30 +610,13 @@ def _collection(row: LiveRow) -> str:
 
 def find_waiting(rows: Sequence[LiveRow]) -> tuple[Waiting, ...]:
     """Return the earlier cells' tensors for which ops run that nothing else needs."""
-    by_cell: dict[int, list[LiveRow]] = defaultdict(list)
-    for row in rows:
-        if row.is_pending and row.site is not None and row.site.cell is not None:
-            by_cell[row.site.cell].append(row)
-    if len(by_cell) < 2:  # noqa: PLR2004 - an earlier cell and a later one
-        return ()
-    everything = [row for row in rows if row.is_pending]
-    whole = ancestors(_values(everything))
-    found = []
-    for cell in sorted(by_cell)[:-1]:
-        mine = {row.id for row in by_cell[cell]}
-        others = _values(row for row in everything if row.id not in mine)
-        alone = whole - ancestors(others)
-        held = [row for row in by_cell[cell] if _node(row) in alone]
-        if held:
-            names = tuple(row.name for row in held if row.name)
-            found.append(
-                Waiting(cell=cell, names=names, count=len(held), nodes=len(alone))
-            )
-    return tuple(found)
+    names = {row._value: row.name for row in rows if row._value is not None}
+    named = {value: name for value, name in names.items() if name}
+    return waiting_cells(Graph(list(names)), named)
 
 
 def waiting_cells(graph: Graph, names: Mapping[Value, str]) -> tuple[Waiting, ...]:
-    """Return the same of a graph alone: no tensor is looked for.
+    """Return the earlier cells' results for which ops of a graph run that nothing else needs.
 
     Args:
         graph: The pending graph.
@@ -656,14 +639,6 @@ def waiting_cells(graph: Graph, names: Mapping[Value, str]) -> tuple[Waiting, ..
                 Waiting(cell=cell, names=called, count=len(held), nodes=len(alone))
             )
     return tuple(found)
-
-
-def _node(row: LiveRow) -> Node | None:
-    return row._value.node if row._value is not None else None
-
-
-def _values(rows: Iterable[LiveRow]) -> list[Value]:
-    return [row._value for row in rows if row._value is not None]
 
 
 _numbers = itertools.count(1)

@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazygraph.explain.model import BucketNote, Cause, Explanation
+from lazygraph.explain.model import (
+    BucketNote,
+    Cause,
+    Explanation,
+    Source,
+    StepKey,
+)
 from lazygraph.explain.why import evicted, explain
 from lazygraph.snapshot import Name, Origin
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
-from lazyrt.execution.graph_registry import CompiledGraph, Run, StepKey, graph_registry
+from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.ir.fingerprint import snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
 from lazyrt.ir.varying import expression_at
@@ -49,19 +55,19 @@ _MAX_TEXTS = 20_000
 _MAX_TEXT = 60
 
 
-class UserSource:
+class UserSource(Source):
     """What the source of the user's program says of arguments and numbers."""
 
     def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
         """Return the expression of an argument, such as `self.eps`; empty where unknown."""
-        return argument_name(site, op, position)
+        return self.quote(argument_name(site, op, position))
 
     def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
         calls = [] if site is None else list(_calls(site))
         mine = [call for call in calls if _callee(call) in _spellings(op)]
         text = ast.unparse(mine[0]) if len(mine) == 1 else ""
-        return text if len(text) <= _MAX_TEXT else ""
+        return self.quote(text if len(text) <= _MAX_TEXT else "")
 
     def parameter(self, op: str, position: int) -> str:
         """Return what an op's schema calls an argument; empty where unknown."""
@@ -70,7 +76,8 @@ class UserSource:
     def statement(self, site: SourceLocation | None) -> str:
         """Return a line of the program, shortened to one sentence's length; empty where unknown."""
         text = linecache.getline(site.file, site.line).strip() if site else ""
-        return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+        short = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+        return self.quote(short)
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
@@ -79,7 +86,9 @@ class UserSource:
     def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
         """Return the expression in which a number varied, and the number's name there."""
         found = expression_at(site, op)
-        return (found.text, found.number) if found is not None else ("", "")
+        if found is None:
+            return "", ""
+        return self.quote(found.text), self.quote(found.number)
 
 
 def argument_name(
@@ -221,7 +230,6 @@ _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _optimizers: Callable[[], tuple[OptimizerNote, ...]] = tuple
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
-_cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_cell`
 
 
 def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
@@ -240,12 +248,6 @@ def set_mode(mode: Callable[[], str]) -> None:
     """Tell how to find the name of the debug mode that ran a part of the pending step."""
     global _mode
     _mode = mode
-
-
-def set_cell(cell: Callable[[], int | None]) -> None:
-    """Tell how to find the cell of a notebook that runs."""
-    global _cell
-    _cell = cell
 
 
 def note_barrier(cause: str, site: SourceLocation | None) -> None:
@@ -301,7 +303,6 @@ def describe(
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),
         rules=compiler.given_rules(graph),
-        cell=_cell(),
         guards=tuple(_guards),
         optimizers=_optimizers(),
         buckets=_buckets,

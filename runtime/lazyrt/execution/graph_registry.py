@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from lazygraph.explain.model import OptimizerNote
+from lazygraph.explain.model import OptimizerNote, StepKey
 from lazygraph.numbers import duration_text, plural
 from lazygraph.readable import Readable
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
@@ -27,7 +27,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lazygraph.explain.model import BucketNote, Explanation, GuardNote
+    from lazygraph.explain.model import Explanation
     from lazyrt.ir.fingerprint import Canonical
 
 
@@ -41,44 +41,6 @@ _MAX_STEPS = 1_000
 _PACKED = {"float": "lifted floats", "int": "lifted ints", "rng": "random states"}
 # So many graphs are listed by an alarm.
 _MAX_ALARM = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepKey:
-    """What a step's executable and its place in the program depend on.
-
-    Attributes:
-        fingerprint: Of the graph.
-        donated: Positions of the arguments whose memory results take.
-        tier: `optimised` or `fast`.
-        device: Platform and kind of the device.
-        sharding: The mesh that data is split over, or `one device`.
-        mode: `lazy`, or the debug mode that ran a part of the step by itself.
-        ended_by: What asked for the barrier, with its line; the executable does not depend on
-            it, but a step cut at another place is a reason for another graph.
-        began_after: The same for the barrier before.
-        fallbacks: (op, line) of each op that ran on the CPU since the graph before.
-        rules: The user's own rules that lower it, and how often one had been registered.
-        cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
-        guards: Why `torch.compile` compiled functions again since the graph before.
-        optimizers: Those that update parameters in the step.
-        buckets: In what parts DistributedDataParallel reduces gradients.
-    """
-
-    fingerprint: str
-    donated: tuple[int, ...] = ()
-    tier: str = "optimised"
-    device: str = ""
-    sharding: str = "one device"
-    mode: str = "lazy"
-    ended_by: tuple[str, SourceLocation | None] = ("", None)
-    began_after: tuple[str, SourceLocation | None] = ("", None)
-    fallbacks: tuple[tuple[str, SourceLocation | None], ...] = ()
-    rules: tuple[tuple[str, int], ...] = ()
-    cell: int | None = None
-    guards: tuple[GuardNote, ...] = ()
-    optimizers: tuple[OptimizerNote, ...] = ()
-    buckets: BucketNote | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

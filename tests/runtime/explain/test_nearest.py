@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 from lazygraph.explain import nearest as search
+from lazygraph.explain.model import StepKey
 from lazygraph.snapshot import Name, Snapshot, Vertex
-from lazyrt.execution.graph_registry import CompiledGraph, StepKey
+from lazyrt.execution.graph_registry import CompiledGraph
 from lazyrt.observe.events import SourceLocation
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")
