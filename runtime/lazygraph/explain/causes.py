@@ -148,6 +148,19 @@ def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
 
 
+@cause(
+    "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
+    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
+    "run with whichever step comes next",
+    more=lambda c, claims: {
+        "ops": plural(claims[0].fact.row.more["ops"], "operation"),
+        "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
+    },
+)  # fmt: skip
+def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return True
+
+
 cause(
     "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
@@ -633,10 +646,27 @@ cause(
 )(_always)  # fmt: skip
 
 
-def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+def _groups(side: Side, row: Row | None) -> set[frozenset[str]]:
+    """Return the names of the parameters that each op of an update gives anew, together."""
+    found: dict[int, set[str]] = {}
+    for rank, (vertex, _) in enumerate(side.roots):
+        name = side.root_name(rank)
+        if row and vertex in row.vertices and name and name.holder == "module":
+            found.setdefault(vertex, set()).add(name.text)
+    return {frozenset(names) for names in found.values()}
+
+
+def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:
     fact = claims[0].fact
     old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
-    parts = [
+    before, now = _groups(c.a, fact.before), _groups(c.b, fact.now)
+    parts = []
+    if len(now) > len(before):
+        groups = [listed(names) for names in sorted(map(sorted, now - before))]
+        parts = [
+            f"{' apart from '.join(groups)} {'are' if groups[1:] else 'is'} updated"
+        ]
+    parts += [
         f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
         for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
         if ops
