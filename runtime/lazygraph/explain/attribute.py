@@ -134,18 +134,6 @@ def region(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
-def call(c: Comparison, fact: Fact) -> Closure:
-    """What a module records, and what reads nothing else."""
-    found = line(c, fact)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        for k in range(len(side.vertices)) if into else ():
-            if k not in into and k in side.unmatched:
-                read = [o for o, _ in side[k].operands if not side[o].is_leaf]
-                if read and all(o in into for o in read):
-                    into[k] = 1
-    return found
-
-
 def reading(c: Comparison, fact: Fact) -> Closure:
     """What reads the rows, and what reads or feeds nothing else."""
     found = Closure()

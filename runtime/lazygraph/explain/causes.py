@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.explain import attribute as spread
 from lazygraph.explain.attribute import at, in_brackets
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import dtype_of, in_scope, shape_of, update_lines
+from lazygraph.explain.facts import dtype_of, shape_of, update_lines
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
 
@@ -286,69 +286,17 @@ _add_modules(
 )  # fmt: skip
 
 
-def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
-    """Return the modules that were called, by the names of their parameters where they have any."""
-    side = c.b if claims[0].fact.is_new else c.a
-    names = side.snapshot.leaf_names.values()
-    paths = {name.text.rpartition(".")[0] for name in names if name.holder == "module"}
-    scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
-    known = {
-        scope: next((path for path in sorted(paths) if in_scope(scope, path)), "")
-        for scope in scopes
-    }
-    return _called(c, claims, [known[scope] or scope for scope in scopes])
-
-
-@cause(
-    "module_call", of="visit", spread=spread.call, group=_direction, more=_scopes,
-    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
-    fix="call the same modules in each step; each choice of modules costs one compile",
-)  # fmt: skip
-def _module_call(c: Comparison, fact: Fact) -> bool:
-    scope = fact.row.more["scope"]
-    return (
-        bool(scope)
-        and scope not in c.switched
-        and not any(in_scope(scope, path) for path in c.modules)
-        and not _ran(c.a if fact.is_new else c.b, fact.row)
-    )
-
-
-def _ran(side: Side, row: Row) -> bool:
-    """Return whether a graph has something of a module's call, or of its children's.
-
-    The outermost module's scope is its class: what its function records is in the same function.
-    """
-    scope, site = row.more["scope"], row.site
-    paths = {name.rpartition(".")[0] for name in side.names}
-    is_outermost = not any(in_scope(scope, path) for path in paths)
-    return any(
-        vertex.scope == scope
-        or vertex.scope.startswith(f"{scope}.")
-        or (
-            is_outermost
-            and site is not None
-            and vertex.site is not None
-            and (vertex.site.file, vertex.site.function) == (site.file, site.function)
-        )
-        for vertex in side.vertices
-    )
-
-
-def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
+def _paths(c: Comparison, claims: list[Claim]) -> Fields:
     """Return how a sentence names modules that one side calls: several parts of one are one."""
-    fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
+    names = [claim.fact.row.name.rpartition(".")[0] for claim in claims]
     many = len(set(names)) > 1
-    forms = {
+    return _new_or_gone("called", "not called", "called", "was_called")(c, claims) | {
         "s": "s" if many else "",
         "is_": "are" if many else "is",
         "was": "were" if many else "was",
+        "paths": listed(names),
+        "variable": names[0],
     }
-    return {**fields, **forms, "paths": listed(names), "variable": names[0]}
-
-
-def _paths(c: Comparison, claims: list[Claim]) -> Fields:
-    return _called(c, claims, [m.fact.row.name.rpartition(".")[0] for m in claims])
 
 
 def _reading(c: Comparison, fact: Fact) -> Closure:
@@ -372,13 +320,7 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
         bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
         and any(position(side[user].site) not in updating for user in side.users[leaf])
-        and not any(_is_alone(side[user].scope, other) for user in side.users[leaf])
     )
-
-
-def _is_alone(scope: str, other: Side) -> bool:
-    """Return whether the other side calls no such module: then that is said of the module."""
-    return bool(scope) and all(vertex.scope != scope for vertex in other.vertices)
 
 
 def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -449,22 +391,7 @@ def _update(c: Comparison, fact: Fact) -> bool:
     # What a module that is not called would read is not updated.
     leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
     readers = [user for leaf in leaves for user in side.users[leaf]]
-    return not any(_is_alone(side[user].scope, other) for user in readers)
-
-
-@cause(
-    "update", of="result", spread=spread.dominated,
-    group=_direction,
-    more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
-    says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
-    fix="nothing to do where both come back; else freeze and unfreeze parameters "
-    "(`requires_grad_`) before the loop",
-)  # fmt: skip
-def _gradients(c: Comparison, fact: Fact) -> bool:
-    if fact.row.more["holder"] != "gradient":
-        return False
-    names = (c.a if fact.is_new else c.b).names
-    return fact.row.name.rpartition(".")[0] in names and fact.row.name not in names
+    return fact.row.name in other.read or not any(side[k].scope for k in readers)
 
 
 # Results of earlier steps -----------------------------------------------------------------------

@@ -204,7 +204,6 @@ class Comparison:
         new_results, gone_results: Positions among the results that one side alone has.
         step: Graphs of the same step that ran before the new one, the latest first.
         switched: Modules that train on one side and are evaluated on the other.
-        modules: Modules that one side alone has.
     """
 
     def __init__(
@@ -235,7 +234,6 @@ class Comparison:
         self.new_results, self.gone_results = self._unpaired_results()
         self.step = list(_same_step(runs))
         self.switched: set[str] = set()
-        self.modules: set[str] = set()
 
     @cached_property
     def parts(self) -> set[str]:

@@ -106,7 +106,6 @@ def _latest(history: History) -> Iterator[Record]:
 def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     facts = facts_of(c)
     c.switched = {fact.row.name for fact in facts if fact.table == "training"}
-    c.modules = {fact.row.name for fact in facts if fact.table == "module"}
     if _is_other_step(c, facts):
         modes = _claims(c, [fact for fact in facts if fact.table == "training"])
         return (_other_step(c), *([_cause(c, modes)] if modes else ())), 0
