@@ -339,6 +339,15 @@ def _recreated(c: Comparison, fact: Fact) -> bool:
     return fact.is_new and fact.row.name in c.a.read
 
 
+@cause(
+    "module_recreated", of="created", spread=spread.dominated, more=_made,
+    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
+    fix="nothing to do: further steps are alike; or build the model before the first step",
+)  # fmt: skip
+def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and fact.row.more["holder"] == "module"
+
+
 # Optimizers -------------------------------------------------------------------------------------
 
 

@@ -112,6 +112,14 @@ class Side:
         names = self.snapshot.root_names.values()
         return {n.text for n in names if n.holder == "module" and n.text in self.read}
 
+    def slot_key(self, vertex: int) -> object:
+        """Return what two ops have in common that differ in their arguments alone."""
+        found = self.vertices[vertex]
+        tensors = sum(
+            self.vertices[k].op not in {"float", "int"} for k, _ in found.operands
+        )
+        return (found.op, found.scope, position(found.site), tensors)
+
     def name(self, leaf: int) -> Name | None:
         """Return what the user calls an input."""
         return self.snapshot.leaf_names.get(leaf)
@@ -223,6 +231,7 @@ class Comparison:
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
         self._pair_equal_values()
+        self._pair_same_slots()
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
         for k, partner in enumerate(self.b.partner):
@@ -267,6 +276,21 @@ class Comparison:
                 partner = found.pop(0)
                 self.a.partner[partner], self.b.partner[k] = k, partner
         del self.a.unmatched, self.b.unmatched
+
+    def _pair_same_slots(self) -> None:
+        """Pair an op with the one that a reader's partner reads in its place, of the same line."""
+        queue = [
+            (k, partner) for k, partner in enumerate(self.b.partner) if partner >= 0
+        ]
+        for reader, partner in queue:
+            operands = (self.a[partner].operands, self.b[reader].operands)
+            for (old, _), (new, _) in zip(*operands, strict=False):
+                if self.a.partner[old] >= 0 or self.b.partner[new] >= 0:
+                    continue
+                keys = self.a.slot_key(old), self.b.slot_key(new)
+                if keys[0] == keys[1] and not self.a[old].is_leaf:
+                    self.a.partner[old], self.b.partner[new] = new, old
+                    queue.append((new, old))
 
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]

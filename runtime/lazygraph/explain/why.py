@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
@@ -125,7 +126,7 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     if not found:
         found = [_unclaimed(c)]
         left = 0
-    said = tuple(found)
+    said = with_lengths(tuple(found))
     rest = said[_MOST_CAUSES:]
     return said[:_MOST_CAUSES], left + sum(cause.weight for cause in rest)
 
@@ -575,3 +576,76 @@ def _with_series(cause: Cause, sizes: list[int]) -> Cause:
         text=f"{cause.text}; {what} {verb} from graph to graph: {start}{series}",
         fix=cause.fix if counts else _FIX,
     )
+
+
+_LENGTHS = ("input_shape", "parameter_shape", "loop_count")
+
+
+def _fold_shapes(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Return causes, a shape that changed as an input or a loop did counted with those.
+
+    A program that makes a tensor as long as another one, or joins the results of all rounds.
+    """
+    found = list(causes)
+    for shape in causes:
+        if shape.kind != "shape" or not shape.sizes:
+            continue
+        lengths = (
+            c for c in found if c.kind in _LENGTHS and {*shape.sizes} <= {*c.sizes}
+        )
+        length = min(lengths, key=lambda c: _LENGTHS.index(c.kind), default=None)
+        if length is not None:
+            edits = map(sum, zip(length.edits, shape.edits, strict=True))
+            found[found.index(length)] = replace(length, edits=EditCounts(*edits))
+            found.remove(shape)
+    return tuple(found)
+
+
+def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Return causes, a loop with as many rounds as an input is long behind that input.
+
+    Example:
+        >>> from lazygraph.explain.model import Cause
+        >>> loop = Cause(kind="loop_count", text="it came 7 times", sizes=((4, 7),))
+        >>> seq = Cause(kind="input_shape", text="", variable="seq", sizes=((4, 7),))
+        >>> [cause.kind for cause in with_lengths((loop, seq))]
+        ['input_shape', 'loop_count']
+        >>> with_lengths((loop, seq))[1].text
+        'it came 7 times, as many as `seq` is long'
+        >>> of_two_layers = Cause(kind="loop_count", text="it came 12 times", sizes=((6, 12),))
+        >>> with_lengths((of_two_layers, seq))[1].text
+        'it came 12 times, with the length of `seq`'
+    """
+    causes = _fold_shapes(causes)
+    loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
+    if loop is None:
+        return causes
+    kinds = {"input_shape", "parameter_shape"}
+    lengths = [c for c in causes if c.kind in kinds]
+    length = next((c for c in lengths if {*loop.sizes} & {*c.sizes}), None)
+    how = "as many as `{}` is long"
+    if length is None:
+        length = next((c for c in lengths if _grows_with(loop, c)), None)
+        how = "with the length of `{}`"
+    if length is None:
+        return causes
+    told = loop
+    if length.variable:
+        text = f"{loop.text}, {how.format(length.variable)}"
+        told = replace(loop, text=text, fix=length.fix)
+    found = [cause for cause in causes if cause is not loop]
+    found.insert(found.index(length) + 1, told)
+    return tuple(found)
+
+
+def _grows_with(loop: Cause, length: Cause) -> bool:
+    """Return whether rounds follow a size several times over, or without one round of each.
+
+    A recurrent module of two layers has twice the rounds, and the first round of a layer, which
+    reads a state of zeros, may be other operations.
+    """
+    for (size, other_size), (rounds, other_rounds) in product(length.sizes, loop.sizes):
+        times, left = divmod(other_rounds - rounds, (other_size - size) or 1)
+        if times > 0 and not left and rounds in {times * size, times * (size - 1)}:
+            return True
+    return False

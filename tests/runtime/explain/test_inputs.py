@@ -73,6 +73,17 @@ def test_an_input_that_some_steps_lack_is_named_with_its_line(masked):
     assert cause.text.endswith(f", was {words[1]} in graph.1")
 
 
+def test_a_tensor_made_as_long_as_an_input_is_no_second_cause():
+    def embed(x):
+        with lazyrt.step():
+            return (x + torch.arange(x.shape[1], device=DEVICE)).sum()
+
+    for length in (4, 6):
+        embed(ones(2, length))
+
+    assert the_cause("input_shape").sizes == ((4, 6),)
+
+
 def test_an_incomplete_last_batch_is_one_cause_with_forward_backward_and_update():
     model = nn.Linear(3, 2).to(DEVICE)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

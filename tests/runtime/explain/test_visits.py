@@ -215,7 +215,9 @@ def test_a_longer_sequence_comes_before_the_rounds_that_follow_from_it():
     found = explained()[-1]
     assert kinds(found) == ["input_shape", "loop_count"], found
     assert found.top.variable == "x"
-    assert found.causes[1].text.endswith("ran 6 times, 4 in graph.1")
+    assert found.causes[1].text.endswith(
+        "ran 6 times, 4 in graph.1, as many as `x` is long"
+    )
 
 
 def test_more_random_numbers_name_the_op_and_what_reads_them_follows():
