@@ -5,7 +5,8 @@ A part is compiled by itself, once for all layers that are equal.
 
 A block is what one layer, such as `encoder.layer.3`, recorded: its forward; or its backward with
 all that only its gradients go into, such as its share of an optimizer's update. Everything else
-lies between blocks. Blocks whose graphs have equal fingerprints are one program.
+lies between blocks. Blocks of equal fingerprints and lines are one program, whose labels name none
+of them: `encoder.layer.*`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values
 from lazyrt.lowering.spec import check_spec, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from lazyrt.ir.node import Provenance
 
@@ -41,12 +42,14 @@ class Part:
         inputs: What its leaves are in the whole: its data, floats, ints and RNG states.
         results: What its roots are in the whole.
         is_block: Whether it is a layer's.
+        key: What parts that may share a program have in common: fingerprint, modules and lines.
     """
 
     graph: Canonical
     inputs: tuple[tuple[Value, ...], ...]
     results: tuple[Value, ...]
     is_block: bool
+    key: Hashable
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +75,11 @@ def parts_of(graph: Canonical) -> list[Part]:
     while True:
         runs = _schedule(units)
         parts = _parts(runs, graph)
-        times = Counter(part.graph.fingerprint for part in parts if part.is_block)
+        times = Counter(part.key for part in parts if part.is_block)
         alone = {
             run[0].layer
             for run, part in zip(runs, parts, strict=True)
-            if part.is_block and times[part.graph.fingerprint] == 1
+            if part.is_block and times[part.key] == 1
         }
         if not alone:
             break
@@ -84,7 +87,7 @@ def parts_of(graph: Canonical) -> list[Part]:
             if unit.layer in alone:
                 unit.layer = None
     parts = [part for part in parts if part.results]
-    different = {part.graph.fingerprint: part.graph for part in parts}
+    different = {part.key: part.graph for part in parts}
     separate = sum(_PROGRAM + _size(each.nodes) for each in different.values())
     return parts if separate < _PROGRAM + _size(graph.nodes) else []
 
@@ -348,9 +351,12 @@ def _part(
     canonical = canonicalise([copies[v] for v in made])
     original = {copy: value for value, copy in copies.items()}
     kinds = canonical.data, canonical.floats, canonical.ints, canonical.rng
+    origins = [node.provenance for node in canonical.nodes]
+    places = tuple((each.path, each.site) for each in origins)
     return Part(
         canonical,
         tuple(tuple(original[leaf] for leaf in kind) for kind in kinds),
         tuple(original[root] for root in canonical.roots),
         run[0].layer is not None,
+        (canonical.fingerprint, places),
     )
