@@ -243,6 +243,31 @@ def test_a_shared_program_names_no_layer_of_its_own():
     assert all("test_shared_layers.py" in text for text in texts)
 
 
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = Model(8), Model(8)
+
+    def forward(self, x):
+        return self.left(x) - self.right(2 * x)
+
+
+def test_equal_layers_of_two_towers_keep_their_names():
+    towers = Towers().to(DEVICE)
+    optimizer = torch.optim.SGD(towers.parameters(), lr=1e-2)
+    x = torch.ones(5, 4, device=DEVICE)
+    towers(x).square().mean().backward()
+    optimizer.step()
+    (graph,) = lazyrt.compiled_graphs()
+    texts = compiled_texts(graph.fingerprint)
+
+    assert isinstance(build(), linked.LinkedExecutable)
+    for text in texts:
+        assert not ("left.layers.*" in text and "right.layers.*" in text)
+    for name in ("left", "right"):
+        assert sum(f"{name}.layers.*" in text for text in texts) == 2
+
+
 def test_a_step_needs_as_much_memory_as_the_whole_program():
     model = Model(8)
     train(model, DEVICE)

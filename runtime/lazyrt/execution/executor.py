@@ -485,7 +485,8 @@ def _plan(
         _tell_hit(plan, len(wanted), start)
         return plan
     make_room("plans", _plans, "max_plans")
-    first_key = (tuple([value.first for value in wanted]), donated, config.compile_tier)
+    builds = config.compile_tier, config.share_layers
+    first_key = (tuple([value.first for value in wanted]), donated, builds)
     plan = _first_plans.get(first_key)
     if plan is not None and not config.check_hits:
         plan = _plans[key] = dataclasses.replace(plan, again=tuple(wanted))

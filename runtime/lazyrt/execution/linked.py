@@ -232,7 +232,7 @@ def _given(
 
 def _program(part: Part, donated: Donated, rules: object) -> _Program:
     graph = part.graph
-    key = (graph.fingerprint, tuple(sorted(donated.items())), rules)
+    key = (part.key, tuple(sorted(donated.items())), rules)
     found = _programs.get(key)
     if found is None:
         made = jax_compat.compile_text(

@@ -5,7 +5,8 @@ A part is compiled by itself, once for all layers that are equal.
 
 A block is what one layer, such as `encoder.layer.3`, recorded: its forward; or its backward with
 all that only its gradients go into, such as its share of an optimizer's update. Everything else
-lies between blocks. Blocks whose graphs have equal fingerprints are one program.
+lies between blocks. Blocks of equal fingerprints and lines are one program, whose labels name none
+of them: `encoder.layer.*`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values
 from lazyrt.lowering.spec import check_spec, spec_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from lazyrt.ir.node import Provenance
 
 _Layer = tuple[str, int, bool]
-# The fixed part of a fast compile on a CPU, in results of ops: 0.035 s, where one takes 0.8 ms.
+# The fixed part of a fast compile on a CPU, in results of ops: 0.05 s, where one takes 1 ms.
 _PROGRAM = 50
 _MIN_LAYERS = 2  # what is equal, and what lies between
 # Foreach ops whose argument for all entries is one tensor.
@@ -41,12 +42,14 @@ class Part:
         inputs: What its leaves are in the whole: its data, floats, ints and RNG states.
         results: What its roots are in the whole.
         is_block: Whether it is a layer's.
+        key: What parts that may share a program have in common: fingerprint, modules and lines.
     """
 
     graph: Canonical
     inputs: tuple[tuple[Value, ...], ...]
     results: tuple[Value, ...]
     is_block: bool
+    key: Hashable
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +64,10 @@ class _Unit:
 
 
 def parts_of(graph: Canonical) -> list[Part]:
-    """Return the parts of a graph in the order in which they can run.
+    """Return the parts of a graph in an order in which they can run.
 
-    None where compiling them takes as long as compiling the whole: XLA's time grows with the
-    results of ops, and each program takes as long as `_PROGRAM` of them.
+    There are none where compiling them takes as long as compiling the whole: XLA's time grows
+    with the results of ops, and each program takes as long as `_PROGRAM` of them more.
     """
     units = _units(graph)
     if len({unit.layer for unit in units}) < _MIN_LAYERS or not _is_plain(graph):
@@ -72,11 +75,11 @@ def parts_of(graph: Canonical) -> list[Part]:
     while True:
         runs = _schedule(units)
         parts = _parts(runs, graph)
-        times = Counter(part.graph.fingerprint for part in parts if part.is_block)
+        times = Counter(part.key for part in parts if part.is_block)
         alone = {
             run[0].layer
             for run, part in zip(runs, parts, strict=True)
-            if part.is_block and times[part.graph.fingerprint] == 1
+            if part.is_block and times[part.key] == 1
         }
         if not alone:
             break
@@ -84,7 +87,7 @@ def parts_of(graph: Canonical) -> list[Part]:
             if unit.layer in alone:
                 unit.layer = None
     parts = [part for part in parts if part.results]
-    different = {part.graph.fingerprint: part.graph for part in parts}
+    different = {part.key: part.graph for part in parts}
     separate = sum(_PROGRAM + _size(each.nodes) for each in different.values())
     return parts if separate < _PROGRAM + _size(graph.nodes) else []
 
@@ -101,59 +104,64 @@ def _size(nodes: Iterable[Node]) -> int:
 # ------------------------------------------------------------------- which layer
 
 
+def _numbered(module: str) -> tuple[list[str], int | None]:
+    """Return a module's names, and which of them is the first number: a layer's."""
+    names = module.split(".")
+    return names, next((k for k, name in enumerate(names) if name.isdecimal()), None)
+
+
 def _of_any_layer(origin: Provenance) -> Provenance:
     """Return where all equal layers recorded an op: `encoder.layer.*.attention`."""
-    names = origin.module.split(".")
-    number = next((k for k, name in enumerate(names) if name.isdecimal()), None)
-    if number is None:
+    names, at = _numbered(origin.module)
+    if at is None:
         return origin
-    names[number] = "*"
+    names[at] = "*"
     return replace(origin, module=".".join(names))
 
 
-def _layer_of(node: Node) -> _Layer | None:
-    """Return the outermost numbered module that recorded a node, and whether backward did."""
-    prefix: list[str] = []
-    for part in node.provenance.module.split("."):
-        if part.isdecimal():
-            backward = node.provenance.backward is not None
-            return ".".join(prefix), int(part), backward
-        prefix.append(part)
-    return None
+def _layer_of(origin: Provenance) -> _Layer | None:
+    """Return the outermost numbered module that recorded an op, and whether backward did."""
+    names, at = _numbered(origin.module)
+    if at is None:
+        return None
+    return ".".join(names[:at]), int(names[at]), origin.backward is not None
 
 
 def _units(graph: Canonical) -> list[_Unit]:
-    owners: dict[Value, _Layer | None] = {}
-    readers: dict[Value, list[Value]] = defaultdict(list)
-    for node in graph.nodes:
-        entries = _entries(node)
-        for outputs, operands in entries:
-            if node.provenance.module:
-                owner = _layer_of(node)
-            else:
-                found = {owners.get(value) for value in operands}
-                found = {each for each in found if each is not None and each[2]}
-                owner = found.pop() if len(found) == 1 else None
-                for value in operands:
-                    readers[value] += outputs
-            for output in outputs:
-                owners[output] = owner
-    for node in reversed(
-        graph.nodes
-    ):  # what only one layer's update reads is the layer's
-        if node.provenance.module:
-            continue
-        for outputs, operands in _entries(node):
-            if owners[outputs[0]] is None and not any(v.node for v in operands):
-                found = {owners[reader] for out in outputs for reader in readers[out]}
-                if len(found) == 1:
-                    (owner,) = found
-                    for output in outputs:
-                        owners[output] = owner
+    """Return a graph's nodes with their layers; ops on lists, in pieces of one layer each."""
+    owners = _owners(graph)
     units: list[_Unit] = []
     for node in graph.nodes:
         units += _split(node, owners, len(units))
     return units
+
+
+def _owners(graph: Canonical) -> dict[Value, _Layer | None]:
+    """Return the layer of each value; None for what is of none, or of several."""
+    owners: dict[Value, _Layer | None] = {}
+    readers: dict[Value, list[Value]] = defaultdict(list)
+    outside = [node for node in graph.nodes if not node.provenance.module]
+    for node in graph.nodes:
+        if node.provenance.module:
+            owners |= dict.fromkeys(_made(node), _layer_of(node.provenance))
+            continue
+        for outputs, operands in _entries(node):
+            layers = {owners.get(value) for value in operands}
+            found = [each for each in layers if each is not None and each[2]]
+            owners |= dict.fromkeys(outputs, found[0] if len(found) == 1 else None)
+            for value in operands:
+                readers[value] += outputs
+    for node in reversed(outside):  # what one layer's update alone reads is the layer's
+        for outputs, operands in _entries(node):
+            if owners[outputs[0]] is None and not any(v.node for v in operands):
+                layers = {owners[reader] for out in outputs for reader in readers[out]}
+                if len(layers) == 1:
+                    owners |= dict.fromkeys(outputs, layers.pop())
+    return owners
+
+
+def _made(node: Node) -> list[Value]:
+    return [value for value in node.outputs if value is not None]
 
 
 def _lists(node: Node) -> tuple[int, ...]:
@@ -174,7 +182,7 @@ def _entries(node: Node) -> list[tuple[list[Value], list[Value]]]:
     """Return outputs and operands that belong together; of an op on lists, of each entry."""
     lists = _lists(node)
     if not lists:
-        return [([v for v in node.outputs if v is not None], list(node.operands))]
+        return [(_made(node), list(node.operands))]
     count = len(node.args[0])
     return [
         (
@@ -190,8 +198,7 @@ def _split(
 ) -> list[_Unit]:
     lists = _lists(node)
     if not lists:
-        made = next(v for v in node.outputs if v is not None)
-        return [_Unit(node, node.args, node.outputs, owners[made], number)]
+        return [_Unit(node, node.args, node.outputs, owners[_made(node)[0]], number)]
     count = len(node.args[0])
     entries: dict[_Layer | None, list[int]] = defaultdict(list)
     for k in range(count):
@@ -348,9 +355,12 @@ def _part(
     canonical = canonicalise([copies[v] for v in made])
     original = {copy: value for value, copy in copies.items()}
     kinds = canonical.data, canonical.floats, canonical.ints, canonical.rng
+    origins = [node.provenance for node in canonical.nodes]
+    places = tuple((each.path, each.site) for each in origins)
     return Part(
         canonical,
         tuple(tuple(original[leaf] for leaf in kind) for kind in kinds),
         tuple(original[root] for root in canonical.roots),
         run[0].layer is not None,
+        (canonical.fingerprint, places),
     )
