@@ -1,6 +1,7 @@
 """A step from another call site, or from another cell, is recorded from what is known of its ops."""
 
 import gc
+import sys
 import threading
 from typing import Any
 
@@ -237,6 +238,90 @@ def test_a_walk_that_ends_at_a_cell_finds_what_the_whole_walk_does(monkeypatch, 
         [("cell.py", 6), ("cell.py", 2)],
         [("cell.py", 7), ("part.py", 1), ("cell.py", 2)],
     ]
+
+
+def doubled(x):
+    return x * 2
+
+
+class Busy(nn.Module):
+    """Ops of its own before, between and after calls of others, from several lines and functions."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.linear = inner, nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = doubled(self.linear(x) + 1)
+        y.register_hook(doubled)
+        y = self.inner(y)
+        return doubled(y - 3)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_walks_that_end_at_marked_calls_find_what_whole_walks_do(monkeypatch, is_cut):
+    model = nn.Sequential(Busy(Busy(nn.GELU())), nn.Dropout(0.5), Busy(nn.ReLU())).to(
+        DEVICE
+    )
+    model[0].register_forward_hook(lambda _, args, made: made * args[0])
+    x = torch.ones(2, 4).to(DEVICE)
+    lazyrt.mark_step()
+    codes = []
+    walk = provenance._walk
+
+    def walk_whole(start):
+        provenance._forget_codes()
+        return walk(start)
+
+    def walk_counted(start):
+        found = walk(start)
+        codes.append(start.f_code)
+        return found
+
+    def train():
+        model.zero_grad()
+        loss = model(x).sum()
+        if is_cut:  # frames outlive their step
+            lazyrt.mark_step()
+        loss.backward()
+        found = [shown(each) for each in origins(lazyrt.pending_graph())]
+        lazyrt.mark_step()
+        lazyrt.begin_cell()
+        return found
+
+    train()
+    train()
+    found = []
+    for each in (walk_counted, walk_whole):
+        monkeypatch.setattr(provenance, "_walk", each)
+        found.append(train())
+
+    assert len(codes) > 20
+    assert len(found[0]) > 20
+    assert found[0] == found[1]
+
+
+def test_a_debugger_finds_no_trace_function_in_marked_frames():
+    seen = []
+
+    class Looking(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            frame: Any = sys._getframe()
+            while frame is not None:
+                mark = frame.f_trace
+                if mark is not None:
+                    seen.append(
+                        (frame.f_code.co_name, bool(mark), mark(frame, "line", None))
+                    )
+                frame = frame.f_back
+            return y
+
+    Looking()(torch.ones(2).to(DEVICE))
+
+    assert [name for name, *_ in seen] == ["_call_impl"]
+    assert not seen[0][1]
+    assert callable(seen[0][2])
 
 
 def origin_of(tensor):

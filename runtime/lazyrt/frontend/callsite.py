@@ -87,7 +87,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
     Where the function keeps what `locals()` gave it, that is the frame's own dict: it stays.
     """
-    if frame.f_trace is not None:  # a debugger keeps the user's edits in that dict
+    if frame.f_trace:  # a debugger keeps the user's edits in that dict
         return {}
     found = frame.f_locals
     copied = dict(found)

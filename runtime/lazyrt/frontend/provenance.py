@@ -79,7 +79,7 @@ def note_generated_lines(graph: torch.fx.GraphModule) -> None:
         for line, number in numbers.items()
         if number is not None and nodes[number].op.startswith("call_")
     }
-    _codes.clear()
+    _forget_codes()
     weakref.finalize(graph, _lines.pop, filename, None).atexit = False
 
 
@@ -156,7 +156,7 @@ def set_cell_namer(namer: Callable[[str], int | None] | None) -> None:
     global _cell_namer
     _cell_namer = namer
     _sites.clear()
-    _codes.clear()
+    _forget_codes()
 
 
 def add_library(folder: str) -> None:
@@ -166,7 +166,7 @@ def add_library(folder: str) -> None:
     if root not in _library_roots:
         _library_roots = (*_library_roots, root)
         library_files.clear()
-        _codes.clear()
+        _forget_codes()
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -372,13 +372,13 @@ class _Package(_Code):
 
 
 class _Skipped:
-    """A code object that is no line of the user's: of the call of a module, or a generated one."""
+    """A code object that is no line of the user's: it calls a module, runs a backward pass, or is generated."""
 
-    __slots__ = ("code", "is_call")
+    __slots__ = ("code", "kind")
 
-    def __init__(self, code: weakref.ref[CodeType], *, is_call: bool) -> None:
+    def __init__(self, code: weakref.ref[CodeType], kind: str) -> None:
         self.code = code
-        self.is_call = is_call
+        self.kind = kind
 
 
 # What code objects are, by their ids: equal code may stand in files of several owners, and hashing
@@ -388,13 +388,28 @@ _codes: dict[int, _Code | _Skipped | weakref.ref[CodeType]] = {}
 _Plain = weakref.ref
 
 
+_MARKED = {"_call_impl": "call", "_engine_run_backward": "backward"}
+
+
+def _forget_codes() -> None:
+    """Look again at what code objects are; what marks say of them no longer holds."""
+    global _epoch
+    _codes.clear()
+    _epoch += 1
+
+
+_epoch = 0
+
+
 def _learn(code: CodeType) -> _Code | _Skipped | weakref.ref[CodeType]:
     """Return what a code object is, and remember it."""
     number = id(code)
     reference = weakref.ref(code, functools.partial(_codes.pop, number))
     known: _Code | _Skipped | weakref.ref[CodeType] = reference
-    if is_generated(code.co_filename) or code.co_name == "_call_impl":
-        known = _Skipped(reference, is_call=not is_generated(code.co_filename))
+    if is_generated(code.co_filename):
+        known = _Skipped(reference, "generated")
+    elif code.co_name in _MARKED and is_of_torch(code.co_filename):
+        known = _Skipped(reference, _MARKED[code.co_name])
     elif not is_library(code):
         known = _Code(reference)
     elif is_packages(code.co_filename):
@@ -462,19 +477,82 @@ class Walk:
         self.origin: Provenance | None = None
 
 
-_Found = tuple[tuple[SourceLocation, ...], str, Original | None, SourceLocation | None]
+class _Mark:
+    """What a walk has found from a frame outward, for the walks that come to that frame again.
+
+    It stands in the frame's `f_trace`, so it goes with the frame. What is outward of a running frame of
+    torch's stays as it is. Python calls an `f_trace` only while a debugger traces; one that looks
+    whether there is any finds none.
+
+    Attributes:
+        stack: The user's lines, the outermost first.
+        module: Name of the innermost module that is called.
+        root: The outermost one.
+        compiled: What the innermost line of generated code stands for.
+        library: The package's line that the innermost user's line has called.
+    """
+
+    __slots__ = ("compiled", "epoch", "library", "module", "root", "stack")
+
+    def __init__(self) -> None:
+        self.stack: tuple[SourceLocation, ...] = ()
+        self.module = ""
+        self.root: _Reference | None = None
+        self.compiled: Original | None = None
+        self.library: SourceLocation | None = None
+        self.epoch = _epoch
+
+    def __call__(self, *_: object) -> _Mark:
+        return self
+
+    def __bool__(self) -> bool:
+        return False
+
+    def inward(
+        self,
+        stack: list[SourceLocation],
+        library: SourceLocation | None,
+        compiled: Original | None,
+    ) -> _Mark:
+        """Return what holds with some frames more, whose lines come innermost first."""
+        if not stack and library is None and compiled is None:
+            return self
+        found = _Mark()
+        found.module, found.root = self.module, self.root
+        found.compiled = compiled or self.compiled
+        found.library = self.library if library is None and not stack else library
+        found.stack = self.stack
+        if stack:
+            found.stack = (*self.stack, *reversed(stack))[-_MAX_STACK:]
+        return found
+
+    def called(self, frame: FrameType) -> _Mark:
+        """Return what holds below a call of a module."""
+        module = _called(frame)
+        if module is None:
+            return self
+        found = _Mark()
+        found.stack, found.library = self.stack, self.library
+        found.compiled = self.compiled
+        root = None if self.root is None else self.root()
+        # No `or`: a module may have a length, or refuse to.
+        root = module if root is None else root
+        found.module, found.root = _name_of(module, root)
+        return found
 
 
-def _walk(start: FrameType | None) -> _Found:
-    """Return what the stack tells: `stack`, `module`, `compiled` and `library` of a `Walk`."""
+def _walk(start: FrameType | None) -> _Mark:
+    """Return what the stack tells."""
     anchor: _Anchor | None = live.anchor
     held = None if anchor is None else anchor.frame
     codes = _codes
     stack: list[SourceLocation] = []
-    calls: list[FrameType] = []
     compiled: Original | None = None
     library: SourceLocation | None = None
+    parts: list[Any] = []
+    found: _Mark | None = None
     frame = start
+    known: Any
     while frame is not None and frame is not held:
         try:
             known = codes[id(frame.f_code)]
@@ -486,21 +564,32 @@ def _walk(start: FrameType | None) -> _Found:
             elif known.__class__ is _Package:
                 if library is None and not stack:
                     library = known[frame.f_lasti]
-            elif known.is_call:  # type: ignore[union-attr]
-                calls.append(frame)
-            else:
+            elif known.kind == "generated":
                 compiled = compiled or original(frame)
+            else:
+                mark: Any = frame.f_trace
+                # A step's first walk goes all the way, to find its anchor.
+                is_known = mark.__class__ is _Mark and anchor is not None
+                if is_known and mark.epoch == _epoch:
+                    found = mark
+                    break
+                parts.append((frame, known.kind, stack, library, compiled))
+                stack, library, compiled = [], None, None
         frame = frame.f_back
-    if frame is not None and anchor is not None:
-        stack.append(anchor.code[frame.f_lasti])
-        stack += anchor.outward
-    elif anchor is None:
-        live.anchor = _find_anchor(start) or _NO_ANCHOR
-    if len(stack) > _MAX_STACK:
-        del stack[_MAX_STACK:]
-    stack.reverse()
-    module = _module_called(calls) if calls else ""
-    return tuple(stack), module, compiled, library if stack else None
+    if found is None:
+        found = _Mark()
+        if frame is not None and anchor is not None:
+            stack += [anchor.code[frame.f_lasti], *anchor.outward]
+        elif anchor is None:
+            live.anchor = _find_anchor(start) or _NO_ANCHOR
+    found = found.inward(stack, library, compiled)
+    for frame, kind, *inner in reversed(parts):
+        if kind == "call":
+            found = found.called(frame)
+        if not frame.f_trace:  # no debugger's
+            frame.f_trace = found
+        found = found.inward(*inner)
+    return found
 
 
 def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
@@ -514,7 +603,9 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     """
     global _latest
     if walk is None or walk.stack is None:
-        stack, module, compiled, library = _walk(sys._getframe(depth))
+        found = _walk(sys._getframe(depth))
+        stack, module, compiled = found.stack, found.module, found.compiled
+        library = found.library if stack else None
         if walk is not None:
             walk.stack, walk.module, walk.compiled = stack, module, compiled
             walk.library = library
@@ -569,16 +660,8 @@ _latest = Provenance(None, "")
 _NO_ANCHOR: Any = _Anchor(None, None, [])  # type: ignore[arg-type]
 
 
-def _module_called(calls: list[FrameType]) -> str:
-    """Return the name of the innermost module, given the frames of calls, innermost first."""
-    found = (each for each in map(_called, calls) if each is not None)
-    inner = next(found, None)
-    if inner is None:
-        return ""
-    root = inner
-    if len(calls) > 1:
-        outer = map(_called, reversed(calls))
-        root = next((each for each in outer if each is not None), inner)
+def _name_of(inner: torch.nn.Module, root: torch.nn.Module) -> tuple[str, _Reference]:
+    """Return the name of a module within the outermost one, and a reference to that."""
     key = (id(inner), id(root))
     known = _paths.get(key)
     if known is None or known[0]() is not inner or known[1]() is not root:
@@ -586,7 +669,7 @@ def _module_called(calls: list[FrameType]) -> str:
         if len(_paths) >= _MAX_PLACES:
             _paths.clear()
         known = _paths[key] = (weakref.ref(inner), weakref.ref(root), path)
-    return known[2]
+    return known[2], known[1]
 
 
 def _called(frame: FrameType) -> torch.nn.Module | None:

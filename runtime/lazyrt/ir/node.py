@@ -210,20 +210,25 @@ def again(first: Node, number: int, args: Args, provenance: Provenance) -> Node:
     node.provenance = provenance
     node.digest = first.digest
     node.spec = first.spec
-    outputs: list[Value | None] = []
-    for old in first.outputs:
-        value: Value | None = None
-        if old is not None:
-            value = _make(Value)
-            value.node = node
-            value.index = old.index
-            value.shape = old.shape
-            value.dtype = old.dtype
-            value.strides = old.strides
-            value.first = old
-        outputs.append(value)
-    node.outputs = tuple(outputs)
+    outputs = first.outputs
+    if len(outputs) == 1:
+        node.outputs = (_value_again(outputs[0], node),)
+    else:
+        node.outputs = tuple([_value_again(old, node) for old in outputs])
     return node
+
+
+def _value_again(old: Value | None, node: Node) -> Value | None:
+    if old is None:
+        return None
+    value: Value = _make(Value)
+    value.node = node
+    value.index = old.index
+    value.shape = old.shape
+    value.dtype = old.dtype
+    value.strides = old.strides
+    value.first = old
+    return value
 
 
 _make: Any = object.__new__
