@@ -1,6 +1,6 @@
 """Families of models train on the device as on the CPU: losses and every gradient.
 
-`python -m benchmarks families` prints what the tests here assert.
+`python -m benchmarks families` prints what the tests here assert, for more families.
 """
 
 from collections import Counter
@@ -13,6 +13,11 @@ from benchmarks.family_table import FAMILIES
 from lazyrt.config import config
 
 IN_THE_PLAIN_SUITE = {"lstm"}
+# Another family records each op that these record.
+ONLY_IN_THE_BENCHMARK = {
+    "albert", "bart", "dinov2", "gemma2", "gpt-neox", "hubert", "mamba2", "mistral", "modernbert",
+    "phi3", "poolformer", "regnet", "roberta", "swin", "vit-mae",
+}  # fmt: skip
 CASES = [
     pytest.param(
         family,
@@ -20,6 +25,7 @@ CASES = [
         marks=() if family.name in IN_THE_PLAIN_SUITE else pytest.mark.slow,
     )
     for family in FAMILIES
+    if family.name not in ONLY_IN_THE_BENCHMARK
 ]
 
 
@@ -71,5 +77,8 @@ def test_the_goals_name_sixteen_families():
         "unet",
     ]
 
-    assert set(named) <= {family.name for family in FAMILIES}
+    assert set(named) <= {case.id for case in CASES}
+    assert len({family.name for family in FAMILIES} - ONLY_IN_THE_BENCHMARK) == len(
+        CASES
+    )
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)

@@ -468,7 +468,7 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shown, clicked = set(), set()
 
     def look(number):
-        if number not in {6, 8, 10, 12, 14}:  # at each part of a step, over two steps
+        if number not in {6, 8, 14}:  # forward pending, backward pending, step run
             return
         seen = len(widgets)
         lazyrt.config.progress_after_s = 0.0
@@ -490,7 +490,7 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     assert len(plain["executions"]) == 4
     assert clicked == KINDS
     assert shown >= {"explore", "hlo", "report", "live"}
-    assert lazyrt.counters()["peek_executions"] > 5
+    assert lazyrt.counters()["peek_executions"] > 3
     assert "tensor(" in capsys.readouterr().out
 
 
@@ -578,7 +578,7 @@ def test_what_cells_leave_behind_has_a_bound(shell, monkeypatch):
 
 
 @pytest.mark.slow
-def test_five_hundred_cells_with_strips_leave_memory_flat(shell):
+def test_two_hundred_cells_with_strips_leave_memory_flat(shell):
     """A cell leaves less than 5 KiB more than without the extension, until the oldest give way.
 
     Measured on Linux, each time from the 80th cell on.
@@ -595,9 +595,9 @@ def test_five_hundred_cells_with_strips_leave_memory_flat(shell):
         return (int(statm.read_text().split()[1]) - first) * 4096 / count
 
     shell.run_cell("import torch, lazyrt\nw = torch.ones(64, 64, device='lazyrt')")
-    without = kept(250)
+    without = kept(100)
     shell.run_line_magic("load_ext", "lazyviz")
-    with_strips = kept(500)
+    with_strips = kept(200)
     shell.run_line_magic("unload_ext", "lazyviz")
 
     print(f"{without:,.0f} and with strips {with_strips:,.0f} bytes a cell")  # noqa: T201

@@ -52,20 +52,17 @@ def numbered(program, names):
 @pytest.mark.parametrize(
     ("names", "dropout"),
     [
-        ([0, 1, 2, "new", 3, 4, 5], []),
-        (["new", 0, 1, 2, 3, 4, 5], []),
-        ([0, 1, 2, 3, 4, 5, "new"], []),
-        ([0, 1, 3, 4, 5], []),
-        ([1, 2, 3, 4, 5], []),
-        ([0, 1, "new", 2, 3, 4, 5], [0, 2, 4]),
-        ([1, 2, 3, 4, 5], [0, 2, 4]),
-        (["new", 0, 1, 2, 3, 4, 5], ["new", 0, 2, 4]),
+        ([0, 1, "new", 2, 3], []),
+        ([0, 1, 2, 3, "new"], []),
+        ([0, 2, 3], []),
+        ([1, 2, 3], [0, 2]),
+        (["new", 0, 1, 2, 3], ["new", 0, 2]),
     ],
 )
 def test_layers_inserted_or_removed_do_not_shift_the_others_under_other_names(
     names, dropout
 ):
-    before = list(range(6))
+    before = list(range(4))
     first = numbered(transformer(names=before, dropout=dropout), before)
     second = numbered(transformer(names=names, dropout=dropout), names)
     a, keys_a = graph_of_program(first, seed=1, shuffle=True)

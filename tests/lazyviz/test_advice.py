@@ -266,6 +266,6 @@ def test_a_loop_over_a_slow_loader_is_told_and_not_with_prefetch():
     assert "prefetch=" in said
     (found,) = plain.inputs
     assert found.loads_at.endswith(f":{Slow.__iter__.__code__.co_firstlineno + 2}")
-    assert found.load_ns == pytest.approx(50e6, rel=0.2)
+    assert found.load_ns > 45e6  # of the sleep; a busy machine sleeps longer
     assert ahead.advice == ()
     assert threading.active_count() < 50

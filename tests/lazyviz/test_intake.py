@@ -188,7 +188,7 @@ def test_what_ends_while_a_cell_is_added_up_is_the_cells(lab, monkeypatch):
 
     def slow(self):
         real(self)
-        time.sleep(0.3)  # the device ends meanwhile
+        lazyrt.wait()  # the device ends meanwhile
 
     monkeypatch.setattr(Intake, "settle", slow)
     lab.run_cell(

@@ -60,8 +60,8 @@ def taken():
 def test_a_gap_is_told_at_the_line_that_waits(taken, where):
     found = [gap for gap in taken.gaps if gap.line == line_of(where)]
 
-    # Three waits. On a busy machine nobody may have seen one, or the start may be taken for one.
-    assert sum(gap.is_sampled for gap in found) in {2, 3}
+    # Three waits, of which a busy machine may see one alone.
+    assert 1 <= sum(gap.is_sampled for gap in found) <= 3
     assert {gap.file for gap in found} == {HERE}
 
 

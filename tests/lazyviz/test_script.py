@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 
 from lazyviz.documents.script import _status
+from tests.quick_python import interpreter
 from tests.ratchets import ROOT
 
 SCRIPT = """
@@ -21,19 +21,19 @@ sys.exit(3)
 def test_a_script_has_what_a_notebook_has_and_keeps_its_exit_status(tmp_path):
     script, page, trace = (tmp_path / n for n in ("a b.py", "r.html", "t.json"))
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "lazyviz", "run", "--report", page]
+    environment = os.environ | {
+        "LAZYRT_CACHE_DIR": "",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
+        "IPYTHONDIR": str(tmp_path),
+    }
+    command = [*interpreter(environment), "-m", "lazyviz", "run", "--report", page]
 
     ran = subprocess.run(
         [*command, "--trace", trace, script, "1"],
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ
-        | {
-            "LAZYRT_CACHE_DIR": "",
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
-            "IPYTHONDIR": str(tmp_path),
-        },
+        env=environment,
     )
 
     assert ran.returncode == 3

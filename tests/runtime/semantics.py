@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lazyrt
-from tests.harness import DEVICE, compare_after_the_step
+from tests.harness import DEVICE
 
 TOLERANCE = {
     torch.float16: 2e-3,
@@ -37,10 +37,10 @@ def on_both(program, *inputs, tolerance=None, fallbacks=0):
     expected = _run(program, "cpu", inputs)
     before = lazyrt.counters()["cpu_fallbacks"]
     actual = _run(program, DEVICE, inputs)
+    lazyrt.mark_step()  # one executable for all results, not one for each comparison
+    compare(actual, expected, tolerance, "result")
     used = lazyrt.counters()["cpu_fallbacks"] - before
     assert fallbacks is None or used == fallbacks, lazyrt.metrics_report()
-    where = getattr(program, "__name__", "result")
-    compare_after_the_step(compare, actual, expected, tolerance, where)
 
 
 def _run(program, device, inputs):

@@ -511,7 +511,7 @@ def test_a_batch_norm_without_a_gradient_of_its_input_is_compiled():
     "ignore"
 )  # TorchDynamo hides its own, unless they are errors
 @pytest.mark.lazy_only("counts executions of steps")
-@pytest.mark.parametrize("name", ["wav2vec2", "mixtral", "swin", "longformer"])
+@pytest.mark.parametrize("name", ["wav2vec2", "mixtral", "longformer"])
 def test_a_compiled_model_of_transformers_runs_each_step_in_one_execution(name):
     (family,) = [family for family in FAMILIES if family.name == name]
 
@@ -560,10 +560,8 @@ def test_a_model_that_torch_compile_fails_on_fails_as_on_the_cpu():
     assert kinds[0] is kinds[1]
 
 
-OPTIMIZERS = [
-    "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam",
-    "ASGD", "Rprop", "Adafactor", "Muon",
-]  # fmt: skip
+# The rest are traced as these are; their numbers are those of test_other_optimizers_match_the_cpu.
+OPTIMIZERS = ["SGD", "Adam", "NAdam", "RAdam", "Rprop", "Adafactor", "Muon"]
 
 
 @pytest.mark.slow

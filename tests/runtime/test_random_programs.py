@@ -42,7 +42,7 @@ def test_a_program_leaves_in_every_mode_what_it_leaves_on_the_cpu(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 125))
+@pytest.mark.parametrize("seed", range(100, 110))
 def test_a_long_program_leaves_in_every_mode_what_it_leaves_on_the_cpu(seed):
     check(written(seed, length=40))
 
@@ -51,8 +51,8 @@ def test_a_long_program_leaves_in_every_mode_what_it_leaves_on_the_cpu(seed):
 def test_hypothesis_finds_no_program_that_differs():
     seen: set[str] = set()
 
-    assert search(seed=7, count=40, length=LENGTH, seen=seen) is None
-    assert len(seen) > 10
+    assert search(seed=7, count=15, length=LENGTH, seen=seen) is None
+    assert len(seen) > 5
 
 
 def test_programs_are_of_every_kind():

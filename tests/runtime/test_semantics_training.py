@@ -75,16 +75,6 @@ def trained(device, x, name, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("maximize", [False, True])
-def test_fused_optimizers_match_the_cpu_without_a_cut(name, maximize):
-    def program(d, x):
-        return trained(d, x, name, fused=True, maximize=maximize, **OPTIMIZERS[name])
-
-    on_both(program, X, tolerance=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("foreach", [False, True])
 def test_plain_and_foreach_optimizers_match_the_cpu(name, foreach):
     def program(d, x):
