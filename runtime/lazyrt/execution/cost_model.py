@@ -110,6 +110,7 @@ _read: set[Path] = set()
 _saved_s = 0.0
 _changed = False
 _calibrated = False
+_forecasts: dict[str, int | None] = {}  # of the compile that began last
 
 
 def size_class(amount: float) -> int:
@@ -355,15 +356,55 @@ def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
     if place == "disk":
         guess = _LOAD_NS + len(cone) * _LOAD_NODE_NS
         return _with_first([Part("load slice", size_class(len(cone)), guess)])
-    nodes = [
-        Part(
-            f"slice {node.op.name}",
-            int(node.spec.is_large),
-            _COMPILE_SLICE_NODE_NS * costs.slice_weight(node.op.name),
-        )
-        for node in cone
-    ]
+    nodes = map(_slice_node, cone)
     return _with_first([Part("slice base", 0, _GUESSED_SLICE_NS), *nodes])
+
+
+def _slice_node(node: Node) -> Part:
+    guess = _COMPILE_SLICE_NODE_NS * costs.slice_weight(node.op.name)
+    return Part(f"slice {node.op.name}", int(node.spec.is_large), guess)
+
+
+def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
+    """Return what compiling a step's graph takes, in one of the two tiers."""
+    family = "fast-step" if fast else "step"
+    return [
+        Part(f"{family} base", 0, _GUESSED_SLICE_NS),
+        *(
+            part._replace(kind=part.kind.replace("slice", family, 1))
+            for part in map(_slice_node, nodes)
+        ),
+    ]
+
+
+def compile_forecast(graph: Sequence[Node] | str) -> int | None:
+    """Return how many nanoseconds compiling a graph will take, None if that is not known.
+
+    It is known where ops of the same kinds were compiled before, here or in a process whose cache
+    this one has, for all but a tenth of what the work is guessed to be.
+
+    Args:
+        graph: The nodes of the pending graph, or the fingerprint of one whose compile has begun.
+    """
+    if isinstance(graph, str):
+        return _forecasts.get(graph)
+    fast = config.compile_tier == "fast"
+    return _forecast(step_compile(graph, fast=fast))
+
+
+def begin_compile(fingerprint: str, parts: list[Part]) -> None:
+    """Note that a graph is about to be compiled; see `compile_forecast`."""
+    _forecasts.clear()
+    _forecasts[fingerprint] = _forecast(parts)
+
+
+def _forecast(parts: list[Part]) -> int | None:
+    with _lock:
+        _remember_disk()
+        new = sum(p.guess_ns for p in parts if _factor(p)[1] == len(_SPREADS) - 1)
+    if new > _NOTICED * sum(part.guess_ns for part in parts):
+        return None
+    return expected(parts).ns
 
 
 def place_of_slice(values: Sequence[Value]) -> Place:
