@@ -21,6 +21,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -356,25 +357,27 @@ def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
     if place == "disk":
         guess = _LOAD_NS + len(cone) * _LOAD_NODE_NS
         return _with_first([Part("load slice", size_class(len(cone)), guess)])
-    nodes = map(_slice_node, cone)
+    nodes = [
+        Part(
+            f"slice {node.op.name}",
+            int(node.spec.is_large),
+            _COMPILE_SLICE_NODE_NS * costs.slice_weight(node.op.name),
+        )
+        for node in cone
+    ]
     return _with_first([Part("slice base", 0, _GUESSED_SLICE_NS), *nodes])
-
-
-def _slice_node(node: Node) -> Part:
-    guess = _COMPILE_SLICE_NODE_NS * costs.slice_weight(node.op.name)
-    return Part(f"slice {node.op.name}", int(node.spec.is_large), guess)
 
 
 def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
     """Return what compiling a step's graph takes, in one of the two tiers."""
     family = "fast-step" if fast else "step"
-    return [
-        Part(f"{family} base", 0, _GUESSED_SLICE_NS),
-        *(
-            part._replace(kind=part.kind.replace("slice", family, 1))
-            for part in map(_slice_node, nodes)
-        ),
-    ]
+    found = [Part(f"{family} base", 0, _GUESSED_SLICE_NS)]
+    for spec, times in Counter(node.spec for node in nodes).items():
+        guess = _COMPILE_SLICE_NODE_NS * costs.slice_weight(spec.name)
+        # XLA compiles equal kernels once, and fuses equal ops with different neighbours.
+        guess *= math.sqrt(times)
+        found.append(Part(f"{family} {spec.name}", int(spec.is_large), guess))
+    return found
 
 
 def compile_forecast(graph: Sequence[Node] | str) -> int | None:
