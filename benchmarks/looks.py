@@ -1,11 +1,12 @@
-"""`python -m benchmarks looks`: what looks are expected to take, and what they take."""
+"""`python -m benchmarks looks`: what looks and compiles are expected to take, and what they take."""
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SUMMARY = "what a click is expected to take, against what it took"
+SUMMARY = "what a click or a compile is expected to take, against what it took"
 
 _FACTOR = 2.0
 _WIDEST = 4.0
@@ -71,6 +72,9 @@ def run(_options: Namespace) -> Report:
                 ("the same, in the disk cache", _round(1, clear=True)),
                 ("the same, in memory", _round(1)),
             ]
+            lazyrt.config.cache_dir = None
+            cost_model.forget()
+            compiles = _compiles()
         finally:
             lazyrt.config.cache_dir = before
             cost_model.forget()
@@ -78,6 +82,21 @@ def run(_options: Namespace) -> Report:
         Table(title, _COLUMNS, [_row(each) for each in seen]) for title, seen in rounds
     ]
     goals = [_goal(title, seen) for title, seen in rounds]
+    tables.append(
+        Table(
+            "compiles of steps",
+            ("step", "ops", "expected, ms", "took, ms", "took / expected"),
+            compiles,
+        )
+    )
+    ratios = [float(row[-1]) for row in compiles if row[-1] != ""]
+    hits = sum(1 / _FACTOR <= ratio <= _FACTOR for ratio in ratios)
+    goals.append(
+        Goal(
+            f"compiles: within 2x, or not told ({len(compiles) - len(ratios)} of {len(compiles)})",
+            f"{_SHARE:.0%}", f"{hits} of {len(ratios)}", hits >= _SHARE * len(ratios),
+        )
+    )  # fmt: skip
     return Report(f"looks: {SUMMARY}", machine.facts(), tables, goals)
 
 
@@ -176,6 +195,48 @@ def _looks(more: int) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     yield "encoder layer", lambda: encoder(tokens)
     yield "small convnet", lambda: net(images).sum()
     yield "loss", lambda: F.cross_entropy(net(images), words[0, : len(images)] % 10)
+
+
+def _compiles() -> list[list[Any]]:
+    """Compile steps of small models, of each kind in several sizes, and compare with the forecasts."""
+    models: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+    for width, depth in ((16, 1), (32, 3), (64, 8)):
+        layers = [nn.Linear(width, width), nn.ReLU()] * depth
+        models.append((f"perceptron {depth}", nn.Sequential(*layers), (8, width)))
+    for depth in (1, 3):
+        block = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+        layers = [*block * depth, nn.Flatten(), nn.Linear(8 * 64, 4)]
+        models.append((f"convnet {depth}", nn.Sequential(*layers), (2, 8, 8, 8)))
+    for depth in (1, 2):
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = nn.TransformerEncoder(layer, depth)
+        models.append((f"encoder {depth}", encoder, (2, 8, 16)))
+    models.append(("gru", nn.GRUCell(16, 16), (4, 16)))
+    rows = []
+    with lazyrt.config.scoped(barrier_after_optimizer=False):
+        for name, host, shape in models:
+            for optimizer in (None, torch.optim.SGD, torch.optim.AdamW):
+                model, x = copy.deepcopy(host).to("lazyrt"), _device(*shape)
+                lazyrt.mark_step()
+                if optimizer is None:
+                    found = model(x)
+                else:
+                    found = model(x).square().mean()
+                    steps = optimizer(model.parameters(), lr=0.1)
+                    found.backward()
+                    steps.step()
+                nodes = lazyrt.pending_graph().nodes
+                forecast = cost_model.compile_forecast(nodes)
+                lazyrt.mark_step()
+                took = lazyrt.compiled_graphs()[-1].compile_ns
+                how = optimizer.__name__ if optimizer else "forward"
+                told = (
+                    ["", ""] if forecast is None else [forecast / 1e6, took / forecast]
+                )
+                rows.append(
+                    [f"{name}, {how}", len(nodes), told[0], took / 1e6, told[1]]
+                )
+    return rows
 
 
 def _perceptron() -> nn.Module:

@@ -129,7 +129,7 @@ def waits() -> str:
         nodes=214,
         look=False,
         elapsed_ns=3_200_000_000,
-        expected=Expected(ns=40_000_000_000, basis="from size"),
+        expected=Expected(ns=40_000_000_000, basis="from its ops"),
         site="cell 4 line 9",
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -164,9 +164,7 @@ class Progress:
             expected = self.expectations.run(event.fingerprint)
         else:
             phase = self._phases.get(event.fingerprint, "load")
-            expected = self.expectations.compile(
-                event.fingerprint, nodes, self._runtime
-            )
+            expected = self.expectations.compile(event.fingerprint, self._runtime)
         return Wait(
             phase=phase,
             nodes=nodes,

@@ -1,15 +1,13 @@
 """How long a compile or an execution will take, from those before it.
 
-A graph that was compiled before takes what it took then; another one is estimated from its
-size, by the compiles of this session and those that the cache on disk remembers.
+A graph that was compiled before takes what it took then; another one is estimated by its ops, from
+what compiling such ops took. Where most of them are new, nothing is said.
 """
 
 from __future__ import annotations
 
-import math
-import operator
 import re
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,17 +20,8 @@ if TYPE_CHECKING:
 
 
 _MAX_GRAPHS = 1_000
-_MAX_SAMPLES = 200
-_MIN_SAMPLES = 3
-_CONSTANT_OPS = 20  # what a compile takes at least, in ops
+_MAX_REMEMBERED = 200
 _SHOWN_DIGITS = 8  # of a fingerprint, in what the cache on disk remembers
-# Compile time grows about linearly with size, give or take this exponent: a fit of few, scattered
-# times is drawn there. Much larger graphs than any before may be of another kind.
-_EXPONENT_SPREAD = 0.3
-_FARTHEST = 4
-# Sizes that differ by this factor (its logarithm) weigh half; compiles of this session so much more.
-_NEAR = 1.0
-_HERE = 3
 
 LEARNT_FROM = frozenset(("CompileFinished", "ExecuteStarted", "ExecuteFinished"))
 """Names of the events that tell how long something took."""
@@ -45,8 +34,6 @@ VERBS = {
     "execute": "running",
 }
 
-Sample = tuple[int, int]
-
 _MAX_ROWS = 15
 _NUMBER = re.compile(
     r"(?<![^.])\d+(?![^.])"
@@ -58,14 +45,14 @@ class Expected(NamedTuple):
 
     Attributes:
         ns: How long, None if nothing is known.
-        basis: `as before`, `from size`, `at its speed so far`, or empty.
+        basis: `as before`, `from its ops`, `at its speed so far`, or empty.
     """
 
     ns: int | None = None
     basis: str = ""
 
     def __str__(self) -> str:
-        """Return `about 12 s (from size)` or `unknown`."""
+        """Return `about 12 s (from its ops)` or `unknown`."""
         if self.ns is None:
             return "unknown"
         return f"about {text.duration(self.ns)} ({self.basis})"
@@ -78,15 +65,13 @@ class Expectations:
         self._compiles: OrderedDict[str, int] = OrderedDict()
         self._runs: OrderedDict[str, int] = OrderedDict()
         self._nodes: OrderedDict[str, int] = OrderedDict()
-        self._samples: deque[Sample] = deque(maxlen=_MAX_SAMPLES)
-        self._disk: tuple[dict[str, int], list[Sample]] | None = None
+        self._disk: dict[str, int] | None = None
 
     def add(self, event: Any) -> None:
         """Take in an event; most kinds tell nothing."""
         match type(event).__name__:
             case "CompileFinished" if event.source == "xla" and event.tier != "fast":
                 _put(self._compiles, event.fingerprint, event.duration_ns)
-                self._samples.append((event.nodes, event.duration_ns))
             case "ExecuteStarted":
                 _put(self._nodes, event.fingerprint, event.nodes)
             case "ExecuteFinished":
@@ -97,113 +82,46 @@ class Expectations:
         return self._nodes.get(fingerprint, 0)
 
     def compile(
-        self, fingerprint: str, nodes: int, runtime: ModuleType | None = None
+        self,
+        fingerprint: str,
+        runtime: ModuleType | None = None,
+        nodes: Sequence[Any] = (),
     ) -> Expected:
         """Return how long compiling a graph will take.
 
         Args:
             fingerprint: Of the graph.
-            nodes: How many ops it has.
-            runtime: Asked once for what its cache on disk remembers.
+            runtime: Asked for what it has learned of the ops, and once for what its cache on disk
+                remembers.
+            nodes: Those of a pending graph; none of one whose compile is under way.
         """
-        if fingerprint in self._compiles:
-            return Expected(self._compiles[fingerprint], "as before")
-        known, samples = self._remembered(runtime)
-        before = known.get(fingerprint[:_SHOWN_DIGITS])
-        if before is not None:
-            return Expected(before, "as before")
-        guess = from_size(samples, nodes, self._samples)
-        return Expected(guess, "from size") if guess is not None else Expected()
+        known = self._compiles.get(fingerprint)
+        if known is None:
+            known = self._remembered(runtime).get(fingerprint[:_SHOWN_DIGITS])
+        if known is not None:
+            return Expected(known, "as before")
+        if runtime is None:
+            return Expected()
+        from lazyrt.tools import compile_forecast
+
+        guess = compile_forecast(nodes or fingerprint)
+        return Expected(guess, "from its ops") if guess is not None else Expected()
 
     def run(self, fingerprint: str) -> Expected:
         """Return how long running a graph will take."""
         known = self._runs.get(fingerprint)
         return Expected(known, "as before") if known is not None else Expected()
 
-    def _remembered(
-        self, runtime: ModuleType | None
-    ) -> tuple[dict[str, int], list[Sample]]:
+    def _remembered(self, runtime: ModuleType | None) -> dict[str, int]:
+        """Return compile times by the first digits of a fingerprint."""
         if self._disk is None and runtime is not None:
-            self._disk = _on_disk(runtime.cached_executables(limit=_MAX_SAMPLES))
-        return self._disk if self._disk is not None else ({}, [])
-
-
-def from_size(
-    samples: Sequence[Sample], nodes: int, here: Sequence[Sample] = ()
-) -> int | None:
-    """Return how long a graph of so many ops takes, None if nothing like its size is known.
-
-    With three sizes or more this is the power law through them, the nearer to a linear one the
-    more they scatter; graphs of like size and those of this session weigh more, and no graph is
-    expected to take longer than all larger ones did. Else it is the mean time for an op, where
-    each graph counts as some ops more: XLA takes a while over the smallest one.
-
-    Args:
-        samples: Ops and nanoseconds of compiles.
-        nodes: Ops.
-        here: The same, of this session.
-
-    Example:
-        >>> from_size([(10, 10), (100, 100), (1000, 1000)], 500)
-        500
-        >>> from_size([(10, 30)], 40), from_size([], 40), from_size([(10, 30)], 800)
-        (60, None, None)
-        >>> from_size([(30, 4000), (33, 1200), (40, 3000)], 800, [(2400, 4400)])
-        3668
-    """
-    marked = [(*each, 1) for each in samples] + [(*each, _HERE) for each in here]
-    known = [(n, ns, weight) for n, ns, weight in marked if n > 0 and ns > 0]
-    if not known or not 0 < nodes <= _FARTHEST * max(n for n, _, _ in known):
-        return None
-    if len({n for n, _, _ in known}) < _MIN_SAMPLES:
-        ops = sum(n + _CONSTANT_OPS for n, _, _ in known)
-        return round((nodes + _CONSTANT_OPS) * sum(ns for _, ns, _ in known) / ops)
-    guess = _by_law(known, nodes)
-    return round(min([guess, *_slowest(ns for n, ns, _ in known if n >= nodes)]))
-
-
-def _slowest(times: Iterable[int]) -> list[int]:
-    found = max(times, default=0)
-    return [found] if found else []
-
-
-def _by_law(known: Sequence[tuple[int, int, int]], nodes: int) -> float:
-    """Return the value at a size of the power law through weighted samples."""
-    at = math.log(nodes)
-    xs = [math.log(n) - at for n, _, _ in known]
-    ys = [math.log(ns) for _, ns, _ in known]
-    weights = [
-        weight / (_NEAR**2 + x * x) for x, (_, _, weight) in zip(xs, known, strict=True)
-    ]
-    total = sum(weights)
-    x_mean = sum(map(operator.mul, weights, xs)) / total
-    y_mean = sum(map(operator.mul, weights, ys)) / total
-    centred = [
-        (w, x - x_mean, y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True)
-    ]
-    return math.exp(y_mean - _exponent(centred) * x_mean)
-
-
-def _exponent(points: Sequence[tuple[float, float, float]]) -> float:
-    """Return the slope of a line through centred points, drawn to 1 by what they scatter.
-
-    Args:
-        points: Weight, x and y of each.
-    """
-    scale = len(points) / sum(w for w, _, _ in points)
-    spread = scale * sum(w * x * x for w, x, _ in points)
-    shared = scale * sum(w * x * y for w, x, y in points)
-    slope = shared / spread
-    rest = scale * sum(w * (y - slope * x) ** 2 for w, x, y in points)
-    pull = rest / (len(points) - 2) / _EXPONENT_SPREAD**2
-    return (shared + pull) / (spread + pull)
-
-
-def _on_disk(entries: Iterable[Any]) -> tuple[dict[str, int], list[Sample]]:
-    """Return compile times by the first digits of a fingerprint, and by size."""
-    told = [e for e in entries if e.compile_ns and e.tier == "optimised"]
-    by_graph = {e.holds.rpartition(" ")[2]: e.compile_ns for e in told}
-    return by_graph, [(e.nodes, e.compile_ns) for e in told if e.nodes]
+            entries = runtime.cached_executables(limit=_MAX_REMEMBERED)
+            self._disk = {
+                entry.holds.rpartition(" ")[2]: entry.compile_ns
+                for entry in entries
+                if entry.compile_ns and entry.tier == "optimised"
+            }
+        return self._disk or {}
 
 
 def _put(table: OrderedDict[str, int], key: str, value: int) -> None:
@@ -386,7 +304,7 @@ def _expected(
     fingerprint = graph.fingerprint
     if fingerprint in known and f"step graph {fingerprint[:8]}" in held:
         return None
-    return expectations.compile(fingerprint, len(graph.nodes), runtime)
+    return expectations.compile(fingerprint, runtime, graph.nodes)
 
 
 def _shares(head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None) -> Doc:

@@ -22,6 +22,7 @@ from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
+from lazyrt.execution.cost_model import compile_forecast
 from lazyrt.execution.dumps import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
@@ -41,7 +42,7 @@ __all__ = [
     "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "Leaf", "Lifetime", "LiveRow",
     "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause",
     "Provenance", "Sample", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind", "available_memory",
-    "capture", "capture_here", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
+    "capture", "capture_here", "compile_forecast", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
     "flops", "held_by", "holdings_in", "in_use", "provenance", "require_lazy", "result_bytes", "rounds_in",
     "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

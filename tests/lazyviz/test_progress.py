@@ -13,7 +13,7 @@ from lazyrt.execution import op_by_op
 from lazyrt.observe import events
 from lazyrt.observe.events import SourceLocation
 from lazyviz.shell.progress import Progress
-from lazyviz.timing.compile_time import Expectations, from_size
+from lazyviz.timing.compile_time import Expectations
 from tests.lazyviz import fakes
 
 
@@ -133,65 +133,20 @@ def test_a_graph_that_was_compiled_before_is_expected_to_take_as_long(shell):
 
     known.add(fakes.compiled(duration_ns=12_000_000_000))
 
-    assert str(known.compile("aa", 4)) == "about 12 s (as before)"
-    assert str(known.compile("bb", 8)) == "about 14 s (from size)"
-    assert str(Expectations().compile("bb", 8)) == "unknown"
+    assert str(known.compile("aa")) == "about 12 s (as before)"
+    assert str(known.compile("bb")) == "unknown"
 
 
 def test_what_the_cache_on_disk_remembers_counts(shell):
     entry = SimpleNamespace(
-        compile_ns=3_000_000_000,
-        tier="optimised",
-        holds="step graph 0123abcd",
-        nodes=100,
+        compile_ns=3_000_000_000, tier="optimised", holds="step graph 0123abcd"
     )
     runtime: Any = SimpleNamespace(cached_executables=lambda limit: [entry])
 
     known = Expectations()
 
-    assert str(known.compile("0123abcdff", 7, runtime)) == "about 3.0 s (as before)"
-    assert str(known.compile("ee", 200, runtime)) == "about 5.5 s (from size)"
-
-
-def test_the_law_through_three_sizes_or_more_is_followed():
-    squares = [(n, n * n) for n in (10, 20, 40, 80)]
-
-    assert from_size(squares, 160) == 160 * 160
-    assert from_size([(10, 9)] * 5, 40) == 18
-
-
-def test_scattered_times_of_small_graphs_promise_nothing_of_a_large_one():
-    """A session whose compiles of 7 to 39 ops took 0.2 to 2.4 s; 802 took 1.0 s."""
-    took = [(39, 2200), (35, 2400), (11, 975), (7, 188), (13, 655)]
-
-    assert from_size(took, 802) is None
-    at_four_times = from_size(took, 150)
-    assert at_four_times is not None
-    assert at_four_times < 12_000  # the plain fit says 14,000 and more
-    assert from_size([(n, ns * 10) for n, ns in took], 150) == pytest.approx(
-        10 * at_four_times, rel=1e-3
-    )
-
-
-def test_compiles_of_like_size_and_of_this_session_count_more():
-    """What the disk remembers of other programs promised 17 s for 802 ops; it took 1.0 s."""
-    disk = [
-        (34, 3700),
-        (40, 4200),
-        (29, 3900),
-        (33, 1400),
-        (28, 1200),
-        (3, 57),
-        (2, 30),
-    ]
-
-    guess = from_size(disk, 802, [(2410, 4200)])
-    before = from_size([*disk, (2410, 4200)], 802)
-
-    assert guess is not None
-    assert before is not None
-    assert 1000 < guess <= before <= 4200  # no longer than the larger graph took
-    assert from_size([(10, 900), (20, 100), (40, 200)], 15) == 200
+    assert str(known.compile("0123abcdff", runtime)) == "about 3.0 s (as before)"
+    assert str(known.compile("ee", runtime)) == "unknown"
 
 
 def test_an_execution_is_expected_to_take_what_it_took(shell):

@@ -17,7 +17,7 @@ WAIT = Wait(
     nodes=214,
     look=False,
     elapsed_ns=1_500_000_000,
-    expected=Expected(12_000_000_000, "from size"),
+    expected=Expected(12_000_000_000, "from its ops"),
     cause="mark_step()",
     site="cell 3 line 7",
 )
@@ -43,7 +43,7 @@ def test_the_state_says_all_that_is_known(view):
     state = view.get_state()
     assert (state["what"], state["phase"]) == ("compiling 214 ops", "compile")
     assert state["where"] == "mark_step() at cell 3 line 7"
-    assert state["expected"] == "about 12 s (from size)"
+    assert state["expected"] == "about 12 s (from its ops)"
     assert (state["elapsed_ms"], state["expected_ms"]) == (1500.0, 12000.0)
     assert (state["number"], state["active"]) == (1, True)
 

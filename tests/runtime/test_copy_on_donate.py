@@ -162,11 +162,11 @@ def in_each_copy(monkeypatch, run):
     for name in ("to_host", "own_copy"):
         copy = getattr(transfer, name)
 
-        def copy_late(*args, copy=copy):
+        def copy_late(*args, copy=copy, **options):
             worker = threading.Thread(target=lambda: given.append(run()))
             worker.start()
             worker.join()
-            return copy(*args)
+            return copy(*args, **options)
 
         monkeypatch.setattr(transfer, name, copy_late)
     return given

@@ -181,6 +181,43 @@ def test_the_file_is_bounded(tmp_path, monkeypatch):
     assert {"run", "run op199", "run op199 5"} <= set(held)
 
 
+_OPS = (
+    torch.exp, torch.tanh, torch.neg, torch.relu, torch.cos, lambda x: x @ x, lambda x: x.softmax(1),
+    lambda x: x.sum(1, keepdim=True) + x,
+)  # fmt: skip
+
+
+@pytest.mark.not_eager("looks at what is pending")
+def test_of_thirty_programs_a_compile_is_expected_within_a_factor_of_two_or_not_at_all():
+    """Programs of 2 to 40 ops, whose kinds take a fifth to five times what is guessed."""
+    draw = random.Random(1)  # noqa: S311 - no secret
+    truth: dict[str, float] = {}
+    told, unknown = [], 0
+    for _ in range(30):
+        x = torch.ones(4, 4).to("lazyrt")
+        kinds = draw.sample(_OPS, draw.randint(1, 3))
+        for _ in range(draw.randint(2, 40)):
+            x = draw.choice(kinds)(x)
+        nodes = lazyrt.pending_graph(x).nodes
+        parts = cost_model.step_compile(nodes, fast=True)
+        took = draw.uniform(0.7, 1.4) * sum(
+            part.guess_ns * truth.setdefault(part.kind, 5 ** draw.uniform(-1, 1))
+            for part in parts
+        )
+
+        with lazyrt.config.scoped(compile_tier="fast"):
+            forecast = cost_model.compile_forecast(nodes)
+
+        if forecast is None:
+            unknown += 1
+        else:
+            told.append(took / forecast)
+        cost_model.learn(parts, took)
+
+    assert unknown < 15
+    assert sum(0.5 <= ratio <= 2 for ratio in told) >= 0.9 * len(told), told
+
+
 def _look(build):
     """Return what a look was expected to take, and the inspection and node to look at."""
     inspection = lazyrt.inspect(build())

@@ -21,6 +21,7 @@ import json
 import math
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -110,6 +111,7 @@ _read: set[Path] = set()
 _saved_s = 0.0
 _changed = False
 _calibrated = False
+_forecasts: dict[str, int | None] = {}  # of the compile that began last
 
 
 def size_class(amount: float) -> int:
@@ -364,6 +366,48 @@ def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
         for node in cone
     ]
     return _with_first([Part("slice base", 0, _GUESSED_SLICE_NS), *nodes])
+
+
+def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
+    """Return what compiling a step's graph takes, in one of the two tiers."""
+    family = "fast-step" if fast else "step"
+    found = [Part(f"{family} base", 0, _GUESSED_SLICE_NS)]
+    for spec, times in Counter(node.spec for node in nodes).items():
+        guess = _COMPILE_SLICE_NODE_NS * costs.slice_weight(spec.name)
+        # XLA compiles equal kernels once, and fuses equal ops with different neighbours.
+        guess *= math.sqrt(times)
+        found.append(Part(f"{family} {spec.name}", int(spec.is_large), guess))
+    return found
+
+
+def compile_forecast(graph: Sequence[Node] | str) -> int | None:
+    """Return how many nanoseconds compiling a graph will take, None if that is not known.
+
+    It is known where ops of the same kinds were compiled before, here or in a process whose cache
+    this one has, for all but a tenth of what the work is guessed to be.
+
+    Args:
+        graph: The nodes of the pending graph, or the fingerprint of one whose compile has begun.
+    """
+    if isinstance(graph, str):
+        return _forecasts.get(graph)
+    fast = config.compile_tier == "fast"
+    return _forecast(step_compile(graph, fast=fast))
+
+
+def begin_compile(fingerprint: str, parts: list[Part]) -> None:
+    """Note that a graph is about to be compiled; see `compile_forecast`."""
+    _forecasts.clear()
+    _forecasts[fingerprint] = _forecast(parts)
+
+
+def _forecast(parts: list[Part]) -> int | None:
+    with _lock:
+        _remember_disk()
+        new = sum(p.guess_ns for p in parts if _factor(p)[1] == len(_SPREADS) - 1)
+    if new > _NOTICED * sum(part.guess_ns for part in parts):
+        return None
+    return expected(parts).ns
 
 
 def place_of_slice(values: Sequence[Value]) -> Place:

@@ -31,6 +31,7 @@ from lazyrt.execution import (
     compiler,
     completion,
     copy_on_donate,
+    cost_model,
     deferred_asserts,
     kept_steps,
     learned,
@@ -565,6 +566,9 @@ def _make_plan(
                 graph, list(donated_args), record, boundary, fast=fast
             )
             cache_miss.check_frozen(len(graph.nodes), record.cause)
+            parts = cost_model.step_compile(graph.nodes, fast=fast or in_two_tiers)
+            cost_model.begin_compile(graph.fingerprint, parts)
+            spent_ns = record.compile_ns
             with graph_registry.compiling(key, record):
                 executable = compiler.compile_graph(
                     graph,
@@ -575,6 +579,7 @@ def _make_plan(
                     names=record.input_names,
                     placements=placements,
                 )
+            cost_model.learn(parts, record.compile_ns - spent_ns)
     learned.store()
     if in_two_tiers:
         compiler.tier_up(

@@ -52,6 +52,12 @@ class KeptStep(StepInputs):
         self.record = record
         self.floats, self.ints, self.rng = pending.floats, pending.ints, pending.rng
         self._keepers: dict[int, Buffer] = {}
+        before = _kept[-1] if _kept else None
+        self._sizes: dict[int, int] = (
+            before._sizes
+            if before is not None and before.canonical is graph
+            else {x.position: pending.inputs[x.position].nbytes for x in graph.data}
+        )
         for leaf in graph.data:
             keeper = self._keepers[leaf.position] = Buffer(None)
             keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
@@ -60,12 +66,11 @@ class KeptStep(StepInputs):
         self._owners = {each: pending.owners[each] for each in self._keepers}
         self._sources = {each: pending.sources[each] for each in self._keepers}
         given = self._keepers.keys() & set(donated)
-        self.copied_bytes = sum(pending.inputs[k].nbytes for k in given)
+        self.copied_bytes = sum(self._sizes[k] for k in given)
 
     def sizes(self) -> dict[int, int]:
         """Return the size of each input, by the identity of its data."""
-        arrays = (keeper.data for keeper in self._keepers.values())
-        return {id(array): array.nbytes for array in arrays}
+        return {id(each.data): self._sizes[k] for k, each in self._keepers.items()}
 
     def share(self) -> None:
         """Become a keeper of the inputs' data; before, a barrier sees no more than references."""

@@ -202,8 +202,10 @@ def _run_slice(
     if plan is None:
         graph = canonicalise(values)
         place = compiler.place_of_graph(graph, fast=True, purpose="peek")
+        parts = cost_model.slice_compile(cone, place)
+        cost_model.begin_compile(graph.fingerprint, parts)
         executable = _timed(
-            cost_model.slice_compile(cone, place),
+            parts,
             lambda: compiler.compile_graph(graph, {}, fast=True, purpose="peek"),
         )
         make_room("slices", _slices, "max_slices")
