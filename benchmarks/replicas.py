@@ -30,6 +30,7 @@ SUMMARY = (
     "processes and devices: scaling, the guard's cost, collectives next to gloo and jax"
 )
 COUNTS = (1, 2, 4)
+_CHECKED = 8  # devices, for which the model of the others predicts
 _SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # elements of four bytes
 _STEPS, _CALLS = 120, 12
 _ROWS, _WIDTH = 256, 256
@@ -60,7 +61,7 @@ def run(options: Namespace) -> Report:
     if options.soak:
         return _soaked(options.soak)
     processes = {count: _processes("scaling", count) for count in COUNTS}
-    devices = {count: _devices(count) for count in COUNTS}
+    devices = {count: _devices(count) for count in (*COUNTS, _CHECKED)}
     columns = ("", "strong", "weak", "guard", "usually", "its CPU")
     rows: list[list[Cell]] = [
         [_called(count, "process"), *(found.get(key) for key in ("strong", "weak", "exchange", "usual", "cpu"))]
@@ -84,6 +85,7 @@ def run(options: Namespace) -> Report:
         machine.facts(),
         [
             Table("ms for a training step, smallest", columns, rows),
+            _predicted(devices),
             Table(
                 "ms for an all-reduce of two processes, smallest",
                 ("", "lazyrt", "jax shard_map", "torch gloo"),
@@ -96,6 +98,37 @@ def run(options: Namespace) -> Report:
             "the guard: smallest and usual wall time of the rank that comes last; CPU time of any",
         ),
     )  # fmt: skip
+
+
+def _predicted(devices: dict[int, dict[str, Any]]) -> Table:
+    """Return what a model of the steps of few devices says of more, on this machine and others.
+
+    A step takes `a + b * rows / min(devices, cores) + c * (devices - 1)`: what each step takes, the
+    work, which cores share, and the exchange. The fit weighs each time by its length.
+    """
+    np: Any = importlib.import_module("numpy")
+    cores = os.cpu_count() or 1
+
+    def terms(count: int, rows: float, cores: int) -> list[float]:
+        return [1.0, rows / min(count, cores), count - 1.0]
+
+    cases = [(n, name, n if name == "weak" else 1) for n in devices for name in ("strong", "weak")]  # fmt: skip
+    known = [(terms(n, rows, cores), devices[n][name]) for n, name, rows in cases if n in COUNTS]  # fmt: skip
+    left = np.array([[each / ms for each in row] for row, ms in known])
+    found = np.linalg.lstsq(left, np.ones(len(known)), rcond=None)[0]
+    parts = ", ".join(f"{each:.2f}" for each in found)
+    return Table(
+        f"the model (a, b, c = {parts} ms, of {max(COUNTS)} devices and fewer), ms",
+        ("", "measured", "by the model", "as many cores as devices"),
+        [
+            [
+                f"{_called(n, 'device')}, {name}",
+                devices[n][name],
+                *(float(np.dot(found, terms(n, rows, each))) for each in (cores, n)),
+            ]
+            for n, name, rows in cases
+        ],
+    )
 
 
 def _called(count: int, what: str) -> str:
@@ -248,7 +281,7 @@ def devices() -> dict[str, Any]:
     found = {}
     for name, rows in (("strong", _ROWS), ("weak", _ROWS * count)):
         x = lazyrt.shard(torch.ones(rows, _WIDTH).to("lazyrt"), mesh, ("data",))
-        found[name] = min(_train(_model(torch), x, _STEPS // 4, lambda _: None)[5:])
+        found[name] = min(_train(_model(torch), x, _STEPS // 2, lambda _: None)[5:])
     return found
 
 

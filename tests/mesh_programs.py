@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import lazyrt
+import lazyviz
 from lazyrt.frontend.buffers import state_of
 from lazyviz import formatters
 
@@ -371,6 +372,29 @@ def gathers() -> None:
         [step((("a", "b"), None)), step(("a",), (("a", "b"), None))],
     )
     tell("line of the gather", step.__code__.co_firstlineno + 4)
+
+
+def profiled() -> None:
+    """A profile has the time of all devices at the program's lines, and each by itself."""
+    x = lazyrt.shard(torch.ones(256, 256).to("lazyrt"), mesh(), ("data",))
+
+    def step() -> None:
+        y = (x @ x).tanh()
+        lazyrt.mark_step()
+        del y
+
+    step()
+    with lazyviz.profile() as profile:
+        for _ in range(3):
+            step()
+    lines = sum(line.device_ns for line in profile.lines)
+    named = sum(line.device_ns for line in profile.lines if line.file == __file__)
+    tell("profiled devices", [row.device for row in profile.devices])
+    tell("profiled runs", sorted({row.runs for row in profile.devices}))
+    tell(
+        "profiled share", [named / lines, min(row.behind_ns for row in profile.devices)]
+    )
+    tell("profiled table", profile.doc().to_text().count("\ndevice  runs"))
 
 
 def disk() -> None:

@@ -75,6 +75,13 @@ class Launched(Evidence):
         return not any(self.exits)
 
     @property
+    def summary(self) -> str:
+        """How many have ended, and how."""
+        failed = sum(map(bool, self.exits))
+        count = text.plural(len(self.exits), "process", "processes")
+        return f"{count} ended, {failed or 'none'} by a failure"
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """What each has printed."""
         return tuple(
@@ -298,7 +305,10 @@ class _View:
         from IPython import display
 
         new: Any = display.DisplayHandle
-        shown = Doc([Table(found.table[0], found.table[1:])])
+        # The cell's result has the table of what has ended.
+        is_over = None not in found.exits
+        table = Table(found.table[0], found.table[1:])
+        shown = Doc([Line(found.summary) if is_over else table])
         if self._handle is None:
             self._handle = new()
             self._handle.display(shown)

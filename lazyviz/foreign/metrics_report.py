@@ -354,16 +354,17 @@ def _too_often(
 def _most_frequent(reasons: Mapping[str, int]) -> str | None:
     """Return the cause that came most often, in its first words; None if none came twice.
 
-    A loop over sizes gives each graph another sentence. Those that differ in numbers alone, the
-    line's not among them, are one cause.
+    A loop over sizes gives each graph another sentence. Those whose first clauses differ in numbers
+    alone, the line's not among them, are one cause.
     """
     counts: dict[str, int] = {}
     first: dict[str, str] = {}
     for reason, count in reasons.items():
         if reason and not reason.startswith(_FIRST):
-            cause = _NUMBER.sub(_without_number, reason)
+            clause = reason.partition("; ")[0]
+            cause = _NUMBER.sub(_without_number, clause)
             counts[cause] = counts.get(cause, 0) + count
-            first.setdefault(cause, reason)
+            first.setdefault(cause, clause)
     top = _top(counts)
     if top is None or (counts[top] == 1 and len(counts) > 1):
         return None

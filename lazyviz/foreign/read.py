@@ -24,7 +24,12 @@ from lazyviz.foreign.tensors_dump import (
     parse_tensors_dump,
     parse_tensors_report,
 )
-from lazyviz.foreign.xplane import SUFFIX, profiles_in, read_profile
+from lazyviz.foreign.xplane import (
+    SUFFIX,
+    parse_trace_events,
+    profiles_in,
+    read_profile,
+)
 from lazyviz.render.html import page_html
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ _KINDS = (
     f"Analysis: ...'), a dump of graphs ('{BEGIN}'), a report of tensors ('Tensor: id=...'), a "
     "program ('HloModule', 'module', 'IR {'). Give the file as it was written."
 )
+_TRACE = re.compile(r'"traceEvents"|\A\s*\[\s*\{[^{}]*"ph"')
 _ANALYSES = ("Compilation Analysis:", "Execution Analysis:", "pt-xla-profiler:")
 
 
@@ -52,7 +58,7 @@ def read(source: str | Path) -> Evidence:
 
     Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps, torch_xla's reports
     of live tensors, the folders of `--xla_dump_to` and of `lazyrt.dump_graphs`, profiles
-    (`*.xplane.pb`, or the folder of `jax.profiler.trace`), and programs: HLO, StableHLO, the IR
+    (`*.xplane.pb`, the folder of `jax.profiler.trace`, or a trace-event file), and programs: HLO, StableHLO, the IR
     of torch_xla and lazyrt, HLO protos. A file may be packed by gzip.
 
     Args:
@@ -94,7 +100,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         prog="python -m lazyviz read",
         description="Read what torch_xla, XLA or lazyrt wrote: a metrics report, a "
         "PT_XLA_DEBUG log, an XLA_SAVE_TENSORS_FILE dump, a report of live tensors, a folder of "
-        "--xla_dump_to or of lazyrt.dump_graphs, a profile (.xplane.pb), or a program.",
+        "--xla_dump_to or of lazyrt.dump_graphs, a profile (.xplane.pb or trace events), or a program.",
     )
     parser.add_argument("path", type=Path, help="the file or folder; - for stdin")
     parser.add_argument(
@@ -139,6 +145,8 @@ def _binary(path: Path, data: bytes) -> Evidence:
 
 
 def _reader(contents: str) -> Callable[[str], Evidence]:
+    if contents.lstrip()[:1] in {"{", "["} and _TRACE.search(contents):
+        return parse_trace_events
     if BEGIN in contents:
         return parse_tensors_dump
     if any(mark in contents for mark in _ANALYSES):
@@ -151,11 +159,6 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_programs
     if not contents.strip():
         raise EvidenceError(f"there is nothing in it. {_KINDS}")
-    if '"traceEvents"' in contents:
-        raise EvidenceError(
-            "the text is a trace-event file, a timeline, which is not read here. Sum it up by "
-            "`python -m lazyviz report FILE`, or open it in Perfetto."
-        )
     raise EvidenceError(
         f"the text that starts with {shorten(contents.lstrip())} is nothing that can be read "
         f"here. {_KINDS}"

@@ -1,12 +1,14 @@
-"""A profile of XLA as tables and a timeline: threads, steps, instructions, what took the time.
+"""A profile as tables and a timeline: threads, steps, instructions, what took the time.
 
-jax reads the files, `*.xplane.pb`, as jax, TensorFlow and torch_xla write them.
+jax reads the files, `*.xplane.pb`, as jax, TensorFlow and torch_xla write them. Trace-event files,
+which Perfetto opens, come from `%lazy timeline --export`, jax, torch's profiler and others.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -270,6 +272,80 @@ def read_profile(path: Path) -> Profile:
         data = file_bytes(file, _MAX_BYTES, "Profile fewer steps.")
         planes += _planes(data, str(file), host)
     return Profile(tuple(planes))
+
+
+def parse_trace_events(contents: str) -> Profile:
+    """Read the text of a trace-event file: its processes and threads, and what ran on them.
+
+    Raises:
+        EvidenceError: It breaks off, or has no event that took time.
+    """
+    try:
+        data = json.loads(contents)
+        raw = data if isinstance(data, list) else data["traceEvents"]
+        events = [event for event in raw if "ph" in event]
+        named, lines = _threads(events)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EvidenceError(
+            f"the text is no trace-event file, or breaks off: {error!r}. The program may have ended "
+            "while it was written; export again."
+        ) from None
+    if not lines:
+        raise EvidenceError(
+            "the trace-event file holds no event that took time, so there is nothing to show. Record "
+            "while the program runs."
+        )
+    planes: dict[Any, list[ProfileLine]] = defaultdict(list)
+    for (process, thread), found in lines.items():
+        found.sort(key=lambda event: (event.start_ns, -event.duration_ns))
+        name = named.get((process, thread), f"thread {thread}")
+        planes[process].append(ProfileLine(name, tuple(found)))
+    return Profile(
+        tuple(
+            ProfilePlane(
+                named.get((process, None), f"process {process}"), tuple(own), {}
+            )
+            for process, own in planes.items()
+        )
+    )
+
+
+_Thread = tuple[Any, Any]
+_TORCH_STEP = re.compile(r"ProfilerStep#(\d+)")
+
+
+def _threads(
+    events: Sequence[Mapping[str, Any]],
+) -> tuple[dict[_Thread, str], dict[_Thread, list[ProfileEvent]]]:
+    """Return the names of processes and threads, and the events of each thread that took time."""
+    named: dict[_Thread, str] = {}
+    lines: dict[_Thread, list[ProfileEvent]] = defaultdict(list)
+    begun: dict[_Thread, list[Mapping[str, Any]]] = defaultdict(list)
+    # An end belongs to what began last on its thread, wherever it stands in the file.
+    for event in sorted(events, key=lambda event: float(event.get("ts", 0))):
+        at = event.get("pid"), event.get("tid")
+        match event["ph"]:
+            case "M" if event["name"] == "process_name":
+                named[at[0], None] = str(event["args"]["name"])
+            case "M" if event["name"] == "thread_name":
+                named[at] = str(event["args"]["name"])
+            case "B":
+                begun[at].append(event)
+            case "E" if begun[at]:
+                first = begun[at].pop()
+                lines[at].append(_timed(first, float(event["ts"]) - float(first["ts"])))
+            case "X":
+                lines[at].append(_timed(event, float(event.get("dur", 0))))
+    return named, lines
+
+
+def _timed(event: Mapping[str, Any], duration_us: float) -> ProfileEvent:
+    stats = dict(event.get("args") or {})
+    step = _TORCH_STEP.match(str(event["name"]))
+    if step:
+        stats["step_num"] = int(step[1])
+    start, duration = round(float(event["ts"]) * 1000), round(duration_us * 1000)
+    return ProfileEvent(str(event["name"]), start, duration, stats)
 
 
 def profiles_in(folder: Path) -> list[Path]:

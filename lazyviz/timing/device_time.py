@@ -33,7 +33,7 @@ from lazyviz.render.timeline_text import union
 from lazyviz.timing.gaps import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lazygraph import Graph
     from lazyrt.observe import events
@@ -534,6 +534,23 @@ class ScopeTime:
         return self.busy_ns / self.host_ns if self.host_ns else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """What one of several devices did.
+
+    Attributes:
+        device: Its number.
+        runs: How many runs of programs were traced on it.
+        busy_ns: How long these took, waits for the other devices included.
+        behind_ns: How much later it ended a run than the first device, on average.
+    """
+
+    device: int
+    runs: int
+    busy_ns: int
+    behind_ns: int
+
+
 @dataclass(slots=True)
 class DeviceTime:
     """What the device did while it was traced.
@@ -546,6 +563,7 @@ class DeviceTime:
         traced_runs: Runs of programs that were traced.
         like_traced_runs: Runs that are taken to be like those of the same program.
         unknown_runs: Runs of programs of which none was traced; their time is not counted.
+        devices: Each by itself, where programs ran on several.
     """
 
     busy: list[Interval] = field(default_factory=list)
@@ -555,6 +573,7 @@ class DeviceTime:
     traced_runs: int = 0
     like_traced_runs: int = 0
     unknown_runs: int = 0
+    devices: list[DeviceRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -804,8 +823,13 @@ def device_time(
     left = list(launches)
     for window in windows:
         traced = read_trace(window.trace)
-        matched = launches_of_runs(traced.runs, window.launched, programs)
-        for run, launch in zip(traced.runs, matched, strict=True):
+        matched: dict[_RunKey, Launch | None] = {}
+        for number in {run.device for run in traced.runs}:  # a launch runs on each
+            runs = [run for run in traced.runs if run.device == number]
+            found = launches_of_runs(runs, window.launched, programs)
+            matched.update(zip((run.key for run in runs), found, strict=True))
+        for run in traced.runs:
+            launch = matched[run.key]
             if launch is not None and launch not in window.whole:
                 continue  # an end of the window cut it
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
@@ -814,18 +838,20 @@ def device_time(
             whole.append(
                 _WholeRun(run, launch, program, spent, times, traced.busy[run.key])
             )
-            if launch is not None and launch in left:
+            if launch in left:
                 left.remove(launch)
     usual = _usual_times(whole)
-    by_launch: dict[Launch, list[dict[Place, Sequence[float]]]] = defaultdict(list)
+    launched: dict[Launch, list[_WholeRun]] = defaultdict(list)
     for each in whole:
-        costs = each.costs(usual[each.program])
-        sums.add(costs, each.launch)
-        if each.launch is not None:
-            by_launch[each.launch].append(costs)
-    for launch, parts in by_launch.items():
-        known[launch.fingerprint].append(_sum(parts))
-    means = {name: _mean(costs) for name, costs in known.items()}
+        if each.launch is None:
+            sums.add(each.costs(usual[each.program]), None)
+        else:
+            launched[each.launch].append(each)
+    for launch, on_devices in launched.items():
+        costs = _sum([each.costs(usual[each.program]) for each in on_devices])
+        sums.add(costs, launch)
+        known[launch.fingerprint].append(costs)
+    means = {name: _sum(costs, 1 / len(costs)) for name, costs in known.items()}
     guessed = [launch for launch in left if launch.fingerprint in means]
     for launch in guessed:
         sums.add(means[launch.fingerprint], launch)
@@ -840,7 +866,30 @@ def device_time(
         traced_runs=len(whole),
         like_traced_runs=len(guessed),
         unknown_runs=len(left) - len(guessed),
+        devices=_device_rows(launched.values()),
     )
+
+
+def _device_rows(launched: Iterable[Sequence[_WholeRun]]) -> list[DeviceRow]:
+    """Return what each device did; empty for one."""
+    runs, busy, behind = Counter[int](), Counter[int](), Counter[int]()
+    for on_devices in launched:
+        first = min(each.run.end_ns for each in on_devices)
+        for each in on_devices:
+            run = each.run
+            runs[run.device] += 1
+            busy[run.device] += run.end_ns - run.start_ns
+            behind[run.device] += run.end_ns - first
+    return [
+        DeviceRow(
+            device=number,
+            runs=runs[number],
+            busy_ns=busy[number],
+            behind_ns=behind[number] // runs[number],
+        )
+        for number in sorted(runs)
+        if len(runs) > 1
+    ]
 
 
 def untraced_time(ends: Sequence[tuple[events.ExecuteFinished, int]]) -> DeviceTime:
@@ -861,23 +910,15 @@ def _length(costs: Mapping[Place, Sequence[float]]) -> int:
     return round(sum(ns for ns, *_ in costs.values()))
 
 
-def _mean(
-    runs: Sequence[Mapping[Place, Sequence[float]]],
-) -> dict[Place, Sequence[float]]:
-    return {
-        where: [number / len(runs) for number in numbers]
-        for where, numbers in _sum(runs).items()
-    }
-
-
 def _sum(
-    runs: Sequence[Mapping[Place, Sequence[float]]],
+    runs: Sequence[Mapping[Place, Sequence[float]]], part: float = 1.0
 ) -> dict[Place, Sequence[float]]:
+    """Return costs added up, times a part."""
     total: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
     for costs in runs:
         for where, numbers in costs.items():
             for k, number in enumerate(numbers):
-                total[where][k] += number
+                total[where][k] += number * part
     return {**total}
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lazyrt.tools import Pause
     from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
+        DeviceRow,
         DeviceTime,
         Launch,
         LineTime,
@@ -297,6 +298,11 @@ class Profile(Displayed):
         return tuple(self._device.lines)
 
     @cached_property
+    def devices(self) -> tuple[DeviceRow, ...]:
+        """What each device did, where programs ran on several; empty for one."""
+        return tuple(self._device.devices)
+
+    @cached_property
     def scopes(self) -> tuple[ScopeTime, ...]:
         """The device's time by scope, the largest first."""
         known = {each.scope: each for each in self._device.scopes}
@@ -361,6 +367,7 @@ class Profile(Displayed):
             "waits": [asdict(each) for each in self.waits],
             "lines": [asdict(each) for each in self.lines],
             "scopes": [asdict(each) for each in self.scopes],
+            "devices": [asdict(each) for each in self.devices],
             "steps": [
                 {
                     **asdict(each),
@@ -409,7 +416,8 @@ class Profile(Displayed):
             data = json.loads(source.read_text("utf-8"))
             found = cls()
             for name, kind in _KINDS.items():
-                found.__dict__[name] = tuple(map(partial(_restored, kind), data[name]))
+                rows = data.get(name, ())
+                found.__dict__[name] = tuple(map(partial(_restored, kind), rows))
             for name in ("start_ns", "end_ns", "device_ns", "parts", "dropped"):
                 found.__dict__[name] = data[name]
             found.__dict__["advice"] = tuple(data["advice"])
@@ -434,6 +442,16 @@ class Profile(Displayed):
             parts.append(self._gap_table())
         if self.lines:
             parts.append(self._line_table())
+        if self.devices:
+            rows = [
+                [
+                    each.device,
+                    each.runs,
+                    *map(text.duration, (each.busy_ns, each.behind_ns)),
+                ]
+                for each in self.devices
+            ]
+            parts.append(Table(["device", "runs", "time", "ends later by"], rows))
         source = self._heat_map()
         if source is not None:
             parts.append(source)
@@ -627,6 +645,7 @@ _KINDS: dict[str, type[Any]] = {
     "waits": host.Wait,
     "lines": device.LineTime,
     "scopes": device.ScopeTime,
+    "devices": device.DeviceRow,
     "steps": host.StepTime,
 }
 

@@ -174,6 +174,27 @@ def test_the_cause_that_is_named_is_the_most_frequent_whatever_numbers_it_has():
     )
 
 
+def test_of_22_graphs_the_most_frequent_cause_is_counted_whole(monkeypatch):
+    monkeypatch.setattr(lazyrt.config, "compile_tier", "fast")
+    w = torch.ones(4, 3).to(DEVICE)
+    sizes = [9, 2, 7, 3, 8, 4, 6, 5, *range(10, 21)]
+    for name, size in [
+        ("one", 1),
+        *(("one", n) for n in sizes),
+        ("exp", 20),
+        ("tanh", 20),
+    ]:
+        x = torch.ones(size, 4, device=DEVICE)
+        y = x @ w if name == "one" else getattr(x @ w, name)()
+        lazyrt.mark_step()
+        del y
+
+    message = found()["compiles too often"].message
+
+    assert message.startswith("CompileTime too frequent: 22 counts during 22 steps")
+    assert message.endswith(" is f32[9,4], was f32[1,4] (19 times)")
+
+
 def test_causes_at_different_lines_are_different_ones():
     at_line = "the value at cell 2 line {} is another one"
 

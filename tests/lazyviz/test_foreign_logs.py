@@ -398,8 +398,10 @@ def test_what_nobody_knows_is_refused(tmp_path):
     with pytest.raises(EvidenceError, match="nothing that can be read here") as raised:
         lazyviz.read(tmp_path / "a.txt")
     assert raised.value.__notes__ == [f"in {tmp_path / 'a.txt'}"]
-    with pytest.raises(EvidenceError, match="python -m lazyviz report FILE"):
+    with pytest.raises(EvidenceError, match="holds no event that took time"):
         lazyviz.read('{"otherData": {},\n "traceEvents": []}')
+    with pytest.raises(EvidenceError, match="or breaks off"):
+        lazyviz.read('{"traceEvents": [\n{"ph": "X", "na')
     with pytest.raises(EvidenceError, match="is binary, and no serialised HLO module"):
         lazyviz.read(tmp_path / "b.pb")
     with pytest.raises(EvidenceError, match="no profile of XLA, or breaks off"):

@@ -1,15 +1,20 @@
 """Profiles of XLA, from bytes made here and from jax's own profiler."""
 
+import json
 import random
 import struct
 
 import jax
 import jax.numpy as jnp
 import pytest
+import torch
 
 import lazyviz
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.xplane import Profile
+from lazyviz.timing import trace_file
+from tests.lazyviz.test_render_timeline import CELL
+from tests.lazyviz.test_trace_file import FLOWS
 
 
 def varint(value):
@@ -162,3 +167,77 @@ def test_a_damaged_profile_is_read_or_refused(tmp_path):
 def test_a_folder_without_a_profile_or_dump_says_what_it_lacks(tmp_path):
     with pytest.raises(EvidenceError, match="is no dump of XLA"):
         lazyviz.read(tmp_path)
+
+
+def read_trace(source):
+    found = lazyviz.read(source)
+    assert isinstance(found, Profile)
+    return found
+
+
+def test_trace_events_are_read_as_processes_threads_and_steps():
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": 1,
+            "tid": 2,
+            "args": {"name": "main"},
+        },
+        {
+            "ph": "X",
+            "name": "ProfilerStep#7",
+            "pid": 1,
+            "tid": 2,
+            "ts": 10.5,
+            "dur": 40,
+        },
+        {"ph": "B", "name": "outer", "pid": 1, "tid": 3, "ts": 20},
+        {"ph": "E", "pid": 1, "tid": 3, "ts": 35},
+        {"ph": "B", "name": "inner", "pid": 1, "tid": 3, "ts": 22},
+        {"ph": "E", "pid": 1, "tid": 3, "ts": 25},
+        {"ph": "i", "name": "instant", "pid": 1, "tid": 3, "ts": 26, "s": "t"},
+    ]
+
+    for text in (
+        json.dumps(events, indent=0),
+        json.dumps({"traceEvents": events}, indent=0),
+    ):
+        found = read_trace(text)
+
+        (plane,) = found.planes
+        assert [(plane.name, line.name, line.events) for line in plane.lines] == [
+            ("python", "main", (("ProfilerStep#7", 10_500, 40_000, {"step_num": 7}),)),
+            (
+                "python",
+                "thread 3",
+                (("outer", 20_000, 15_000, {}), ("inner", 22_000, 3_000, {})),
+            ),
+        ]
+        assert [step.name for step in found.steps] == ["ProfilerStep#7"]
+
+
+def test_exports_of_the_timeline_jax_and_torch_are_read_back(tmp_path):
+    document = trace_file.document([CELL], FLOWS)
+    ours = tmp_path / "ours.json"
+    ours.write_text(json.dumps(document))
+    with jax.profiler.trace(tmp_path / "jax", create_perfetto_trace=True):
+        jax.jit(lambda x: x @ x)(jnp.ones((64, 64))).block_until_ready()
+    (theirs,) = (tmp_path / "jax").rglob("perfetto_trace.json.gz")
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as taken:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    taken.export_chrome_trace(str(tmp_path / "torch.json"))
+
+    spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    events = [e for _, line in read_trace(ours).lines() for e in line.events]
+    assert len(events) == len(spans)
+    assert read_trace(theirs).instructions
+    names = {
+        e.name
+        for _, line in read_trace(tmp_path / "torch.json").lines()
+        for e in line.events
+    }
+    assert "aten::mm" in names

@@ -228,6 +228,39 @@ def test_a_second_trace_is_refused_and_so_is_a_capture_meanwhile(tmp_path, serve
         xp.stop_trace()
 
 
+def test_a_trace_that_grows_too_large_ends_with_a_warning_and_is_written(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(capture, "_SLICE_S", 0.05)
+    monkeypatch.setattr(capture, "MAX_BYTES", 1)
+    xp.start_trace(tmp_path)
+    (recording,) = xp._recording
+    recording._thread.join(10)
+    monkeypatch.undo()
+
+    xp.start_trace(tmp_path / "other")  # the first one runs no more
+    xp.stop_trace()
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"the trace: it was ended after .* at most 1 bytes? are kept",
+    ):
+        xp.stop_trace()
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_a_long_trace_in_pieces_is_one_profile(monkeypatch, tmp_path):
+    monkeypatch.setattr(capture, "_SLICE_S", 0.05)
+    xp.start_trace(tmp_path)
+    for number in range(3):
+        with xp.Trace(f"part {number}"):
+            time.sleep(0.1)
+    xp.stop_trace()
+
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes()).planes
+    assert len([plane for plane in planes if "host" in plane.name]) >= 2
+
+
 def test_a_client_tries_again_until_somebody_answers(monkeypatch):
     monkeypatch.setattr(capture, "_RETRY_S", 0.2)
     with lazyrt.ProfilerServer() as probe:

@@ -51,7 +51,7 @@ def run(*names):
 def small():
     """What the small programs tell, which share a process."""
     return run(
-        "reads", "looks", "writes", "constraints", "reasons", "exchanges", "products", "gathers", "disk", "refused",
+        "reads", "looks", "writes", "constraints", "reasons", "exchanges", "products", "gathers", "profiled", "disk", "refused",
         "names_of_torch_xla",
     )  # fmt: skip
 
@@ -173,6 +173,16 @@ def test_a_gather_that_no_device_needs_is_a_warning_at_its_line_and_the_mend_end
     assert not mended
     assert is_right
     assert is_still_right
+
+
+def test_a_profile_has_the_time_of_all_devices_at_the_lines_and_a_row_for_each(small):
+    share, behind = small["profiled share"]
+
+    assert small["profiled devices"] == list(range(8))
+    assert len(small["profiled runs"]) == 1
+    assert share > 0.9
+    assert behind >= 0
+    assert small["profiled table"] == 1
 
 
 def test_an_executable_for_a_mesh_comes_from_disk(small):

@@ -12,6 +12,7 @@ import http.server
 import importlib.metadata
 import json
 import logging
+import shutil
 import socket
 import tempfile
 import threading
@@ -252,28 +253,122 @@ def capture_here(request: Request) -> Captured:
     )
 
 
-def _xplane(making: Making) -> bytes:
-    """Take a profile of XLA in pieces, until its end has come or it has become too large."""
-    request, pieces = making.request, list[bytes]()
-    began, is_over = time.monotonic(), False
-    while not is_over:
-        with tempfile.TemporaryDirectory() as folder:
-            start(folder, request.options)
+class _Pieces:
+    """A profile of XLA in pieces, so that its growth is known; it ends where it has become too large.
+
+    Attributes:
+        pieces: What has been written.
+        note: Why it has ended by itself; empty if it has not.
+
+    Args:
+        options: Of jax's profiler.
+        max_bytes: Where it ends.
+
+    Raises:
+        RuntimeError: Another profile is being taken.
+    """
+
+    def __init__(self, options: Any, max_bytes: int) -> None:
+        self.pieces: list[bytes] = []
+        self.note = ""
+        self._options, self._max_bytes = options, max_bytes
+        self._began = time.monotonic()
+        self.folder = self._begun()
+
+    def _begun(self) -> tempfile.TemporaryDirectory[str]:
+        folder = tempfile.TemporaryDirectory()
+        try:
+            start(folder.name, self._options)
+        except BaseException:
+            folder.cleanup()
+            raise
+        return folder
+
+    def take(self, wait: Callable[[float], bool]) -> None:
+        """Take pieces until `wait`, which waits for at most so many seconds, says that it is over."""
+        while True:
             try:
-                is_over = making.wait(_SLICE_S)
+                is_over = wait(_SLICE_S)
             finally:
                 stop()
-            pieces += [file.read_bytes() for file in Path(folder).rglob("*.xplane.pb")]
-        nbytes = sum(map(len, pieces))
-        if nbytes >= request.max_bytes and not is_over:
-            took = time.monotonic() - began
-            making.notes.append(
-                f"it was ended after {took:.3g} s, at {size_text(nbytes)}: it grows by "
-                f"{size_text(int(nbytes / took))} a second, and at most "
-                f"{size_text(request.max_bytes)} are kept. Capture fewer steps"
-            )
-            is_over = True
-    return b"".join(pieces)  # which is one message with the planes of all
+            written = Path(self.folder.name).rglob("*.xplane.pb")
+            self.pieces += [file.read_bytes() for file in written]
+            nbytes, took = sum(map(len, self.pieces)), time.monotonic() - self._began
+            if nbytes >= self._max_bytes and not is_over:
+                self.note = (
+                    f"it was ended after {took:.3g} s, at {size_text(nbytes)}: it grows by "
+                    f"{size_text(int(nbytes / took))} a second, and at most "
+                    f"{size_text(self._max_bytes)} are kept. Capture fewer steps"
+                )
+                is_over = True
+            if is_over:
+                return
+            try:
+                following = self._begun()
+            except RuntimeError as error:
+                self.note = f"it was ended after {took:.3g} s: {error}"
+                return
+            self.folder.cleanup()
+            self.folder = following
+
+
+def _xplane(making: Making) -> bytes:
+    taken = _Pieces(making.request.options, making.request.max_bytes)
+    try:
+        taken.take(making.wait)
+    finally:
+        taken.folder.cleanup()
+    making.notes += filter(None, [taken.note])
+    return b"".join(taken.pieces)  # which is one message with the planes of all
+
+
+class Recording:
+    """A profile of XLA of what the program does from now on, of at most `max_bytes`.
+
+    Args:
+        folder: Where it is written to when it ends.
+        options: jax's `ProfileOptions`, or some of them by name.
+        max_bytes: Where it ends by itself; `MAX_BYTES` by default.
+
+    Raises:
+        UsageError: There is no such option.
+        RuntimeError: A profile is being taken.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        options: Any = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._target = Path(folder)
+        self._pieces = _Pieces(options, MAX_BYTES if max_bytes is None else max_bytes)
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._pieces.take,
+            args=(self._ended.wait,),
+            name="lazyrt trace",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> str:
+        """End it and write it; return why it ended before, empty if it did not."""
+        self._ended.set()
+        self._thread.join()
+        pieces = self._pieces
+        with pieces.folder as last:
+            if len(pieces.pieces) == 1:  # with what jax writes beside the profile
+                shutil.copytree(last, self._target, dirs_exist_ok=True)
+            else:
+                Captured(
+                    data=b"".join(pieces.pieces),
+                    steps=0,
+                    duration_s=time.monotonic() - self._began,
+                    host=socket.gethostname(),
+                ).write(self._target)
+        return pieces.note
 
 
 _kinds: dict[str, Callable[[Making], bytes]] = {"xplane": _xplane}

@@ -142,7 +142,7 @@ def _drops_result(frame: FrameType) -> bool:
 
 
 def start_trace(log_dir: str | os.PathLike[str], options: Any = None) -> None:
-    """Record a trace from now on, with jax's profiler.
+    """Record a trace from now on, with jax's profiler; it ends by itself at 256 MiB.
 
     Args:
         log_dir: The folder to which `stop_trace` writes.
@@ -152,16 +152,23 @@ def start_trace(log_dir: str | os.PathLike[str], options: Any = None) -> None:
     Raises:
         RuntimeError: A trace is being recorded, or there is no such option.
     """
-    capture.start(log_dir, options)
+    _recording.append(capture.Recording(log_dir, options))
+
+
+_recording: list[capture.Recording] = []
 
 
 def stop_trace() -> None:
-    """End the trace and write it.
+    """End the trace and write it; a warning says so if it ended before, as it became too large.
 
     Raises:
         RuntimeError: None is being recorded.
     """
-    capture.stop()
+    if not _recording:
+        raise RuntimeError("No profile started")
+    note = _recording.pop().stop()
+    if note:
+        warnings.warn(f"the trace: {note}.", RuntimeWarning, stacklevel=2)
 
 
 def trace(
