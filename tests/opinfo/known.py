@@ -187,6 +187,7 @@ ACCEPTED: dict[str, tuple[tuple[int, ...], str]] = {
     "cat": ((6,), _OUT),
     "complex": ((2,), _OUT),
     "kthvalue": ((0,), _OUT),
+    "multinomial": ((2,), _OUT),
     "masked_select": ((1, 2), _OUT),
     "take": ((1, 2), _OUT),
     "gather": ((1, 4, 6, 7), f"{_DATA}; {_OUT}"),

@@ -182,18 +182,6 @@ _of_complex = functools.partial(_has_kernel, also=_COMPLEX)
 _of_images = functools.partial(_has_kernel, also=(torch.uint8, *_COMPLEX))
 
 
-_MOST_CATEGORIES = 2**24
-
-
-def _multinomial(weights: Tensor, *args: Any, **keywords: Any) -> None:
-    _require(
-        not weights.dim() or weights.shape[-1] <= _MOST_CATEGORIES,
-        f"multinomial got {weights.shape[-1:]} categories, more than 2**24. The CPU draws from no "
-        "more. Split them into groups.",
-    )
-    _like_the_cpu(aten.multinomial.default)(weights, *args, **keywords)
-
-
 # The longest permutations that the CPU draws, by dtype.
 _LONGEST = {
     torch.uint8: 2**8, torch.int8: 2**7, torch.int16: 2**15, torch.int32: 2**31,
@@ -307,7 +295,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten._upsample_bicubic2d_aa.default": _of_bytes,
     "aten._adaptive_avg_pool2d.default": _has_kernel,
     "aten._adaptive_avg_pool3d.default": _has_kernel,
-    "aten.multinomial.default": _multinomial,
     "aten.randperm.default": _randperm,
     "aten.randperm.generator": _randperm,
     "aten.cat.default": _cat,
@@ -318,7 +305,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
         for func in (
             aten.max.default, aten.min.default, aten.median.dim, aten.nanmedian.dim,
             aten.amax.default, aten.amin.default, aten.aminmax.default,
-            aten.masked_scatter.default, aten.index_add.default,
+            aten.masked_scatter.default, aten.index_add.default, aten.multinomial.default,
             aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default,
             aten._histogramdd_from_bin_tensors.default, aten.bucketize.Tensor,
             aten.bucketize.Scalar, aten.narrow_copy.default, aten.as_strided_scatter.default,
