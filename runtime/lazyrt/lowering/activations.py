@@ -1,7 +1,7 @@
 """Rules of activations and losses, and of their gradients."""
 
 # A rule's signature is its op's schema.
-# ruff: noqa: ARG001, FBT001
+# ruff: noqa: ARG001
 
 from __future__ import annotations
 
@@ -87,40 +87,6 @@ def silu(ctx: OpContext, x: Array) -> Array:
     return lax.mul(x, lax.logistic(x))
 
 
-@lowers("aten.leaky_relu.default")
-def leaky_relu(ctx: OpContext, x: Array, slope: Any = 0.01) -> Array:
-    (x,) = ctx.cast(x)
-    (slope,) = ctx.cast(slope)
-    return lax.select(lax.gt(x, zeros_like(x)), x, lax.mul(x, expand(slope, x.shape)))
-
-
-@lowers("aten.leaky_relu_backward.default")
-def leaky_relu_backward(
-    ctx: OpContext, grad: Array, x: Array, slope: Any, is_result: bool
-) -> Array:
-    grad, x = ctx.cast(grad, x)
-    (slope,) = ctx.cast(slope)
-    return lax.select(
-        lax.gt(x, zeros_like(x)), grad, lax.mul(grad, expand(slope, x.shape))
-    )
-
-
-@lowers("aten.softplus.default")
-def softplus(ctx: OpContext, x: Array, beta: Any = 1, limit: Any = 20) -> Array:
-    (x,) = ctx.cast(x)
-    scaled = x * beta
-    return jnp.where(scaled > limit, x, lax.log1p(lax.exp(scaled)) / beta)
-
-
-@lowers("aten.softplus_backward.default")
-def softplus_backward(
-    ctx: OpContext, grad: Array, x: Array, beta: Any, limit: Any
-) -> Array:
-    grad, x = ctx.cast(grad, x)
-    scaled = x * beta
-    return jnp.where(scaled > limit, grad, grad * lax.logistic(scaled))
-
-
 @lowers("aten.sigmoid_backward.default")
 def sigmoid_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
     grad, y = broadcast(*ctx.cast(grad, y))
@@ -134,16 +100,6 @@ def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
     grad, y = broadcast(*ctx.cast(grad, y))
     slope = lax.sub(scalar_like(y, 1), lax.mul(y, y))
     return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
-
-
-@lowers("aten.log_sigmoid_forward.default")
-def log_sigmoid_forward(ctx: OpContext, x: Array) -> tuple[Array, Array]:
-    (x,) = ctx.cast(x)
-    power = lax.exp(lax.neg(lax.abs(x)))
-    buffer = ctx.outs[1]
-    is_kept = buffer is not None and buffer.shape == x.shape
-    result = lax.sub(lax.min(x, zeros_like(x)), lax.log1p(power))
-    return result, power if is_kept else jnp.zeros((0,), x.dtype)
 
 
 @lowers("aten.softshrink_backward.default", "aten.hardshrink_backward.default")

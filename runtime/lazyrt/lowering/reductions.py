@@ -130,14 +130,6 @@ _extreme("max", lax.reduce_max, lax.argmax)
 _extreme("min", lax.reduce_min, lax.argmin)
 
 
-@lowers("aten.aminmax.default")
-def aminmax(
-    ctx: OpContext, x: Array, dim: int | None = None, *_: Any
-) -> tuple[Array, Array]:
-    dims = axes(dim, x.ndim)
-    return _finish(ctx, lax.reduce_min(x, dims)), _finish(ctx, lax.reduce_max(x, dims))
-
-
 def _flat_or_along(x: Array, dim: int | None) -> tuple[Array, int]:
     if dim is None or x.ndim == 0:
         return lax.reshape(x, (x.size,)), 0
@@ -203,14 +195,6 @@ def var_mean(
 ) -> tuple[Array, Array]:
     variance, mean_ = moments(_in_float(x), axes(dim, x.ndim), correction)
     return _finish(ctx, variance), _finish(ctx, mean_)
-
-
-@lowers("aten.std_mean.correction")
-def std_mean(
-    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> tuple[Array, Array]:
-    variance, mean_ = var_mean(ctx, x, dim, correction)
-    return lax.sqrt(variance), mean_
 
 
 @lowers("aten.logsumexp.default")
