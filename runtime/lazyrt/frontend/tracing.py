@@ -131,14 +131,10 @@ def watch_tracing() -> TracingWatch:
 
 
 # ------------------------------------------------------------------------------- pauses
-# Each op notes when it ended, so both ends of a pause are exact. Its lines come from samples: a
-# thread looks at the time of the last op and, if that was a while ago, at the line that the program
-# is at. It holds the recorder's lock meanwhile: nothing is recorded or run while it refers to a
-# frame of the program, so what a step computes stays the same.
-#
-# A look at a program that is busy takes it some 60 µs, as the interpreter goes from thread to thread
-# and back; one at a program that waits takes it nothing. So the thread looks often while it has
-# credit or pauses come whose line is not known yet, and else seldom.
+# Each op notes when it ended, so both ends of a pause are exact. Its lines are samples: a thread looks
+# where the program is if the last op was a while ago. It holds the recorder's lock meanwhile, so that
+# no step sees the frame that it refers to. A look at a busy program costs that 60 µs, so the thread
+# looks often only while it has credit or comes upon pauses whose line is not known.
 
 MIN_PAUSE_NS = 1_000_000
 _OFTEN_S = 0.001
