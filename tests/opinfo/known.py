@@ -178,8 +178,19 @@ def listed(dtype: torch.dtype) -> dict[str, str]:
 _DATA = (
     "whether the call is wrong depends on data, which is not known when it is recorded"
 )
+_OUT = (
+    "an out= of another dtype gets the converted result, one that shares memory with an operand "
+    "is written last"
+)
 ACCEPTED: dict[str, tuple[tuple[int, ...], str]] = {
-    "gather": ((4,), _DATA),
+    "aminmax": ((3,), _OUT),
+    "cat": ((6,), _OUT),
+    "complex": ((2,), _OUT),
+    "kthvalue": ((0,), _OUT),
+    "multinomial": ((2,), _OUT),
+    "masked_select": ((1, 2), _OUT),
+    "take": ((1, 2), _OUT),
+    "gather": ((1, 4, 6, 7), f"{_DATA}; {_OUT}"),
     "scatter": ((3,), _DATA),
     "scatter_add": ((3,), _DATA),
 }

@@ -39,10 +39,6 @@ TURNED = ([2, 2], [1, 1], [1, 1], True, [1, 0], 1)
 POOLED, PLACES = aten.max_pool2d_with_indices.default(
     IMAGE, [3, 2], [2, 2], [1, 1], 1, True
 )
-ATTEND = [numbers(2, 2, 5, 4, seed=k) for k in range(4)]
-ATTENDED = aten._scaled_dot_product_flash_attention_for_cpu.default(
-    *ATTEND[:3], 0.0, True
-)
 
 CASES: list[Any] = [
     *((getattr(aten, name).default, (X,)) for name in (
@@ -127,8 +123,6 @@ CASES: list[Any] = [
     (aten.reflection_pad2d.default, (IMAGE, [1, 2, 0, 1])),
     (aten.replication_pad2d_backward.default, (numbers(2, 4, 8, 10), IMAGE, [1, 2, 0, 1])),
     (aten.im2col.default, (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1])),
-    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-     (ATTEND[3], *ATTEND[:3], *ATTENDED, 0.0, True)),
     (aten._weight_norm_interface.default, (X, numbers(4, 1))),
 ]  # fmt: skip
 

@@ -60,11 +60,9 @@ if TYPE_CHECKING:
 
     from lazyrt.observe.events import SourceLocation
 
-# What torch asks of the process's accelerator, answered for `lazyrt`; and the device guard.
-#
 # torch takes a device that Python registers for the accelerator of the process. So
-# `DataLoader(pin_memory=True)`, `torch.synchronize()` and its neighbours come here, in
-# scripts that have no tensor on the device too, and end in C++ that a Python backend has no part in.
+# `DataLoader(pin_memory=True)` and `torch.synchronize()` come here, also in scripts that have no
+# tensor on the device.
 
 _stream_libraries: list[torch.library.Library] = []
 
@@ -160,22 +158,14 @@ STREAM = Stream()
 
 
 # --------------------------------------------------------------------- the device guard
-# torch asks the guard of a device for its streams around each backward node and for each tensor
-# with history, from C++ functions that must not throw. The guard that torch 2.13 makes for a
-# Python backend answers by calling a Python method, which has two consequences: an exception in
-# backward (a hook that raises, Ctrl-C) ends the whole process, because the method is called
-# while the exception is on its way; and every op under autograd costs about 2.7 µs more.
-#
-# So the entry in c10's registry is replaced by an object of the same C++ interface: a copy of the
-# table of the meta device's guard, in which every question for a device or a stream is answered
-# by one function of three instructions, "device lazyrt:0, stream 0". Questions for events are
-# answered too: an event on the one stream there is orders nothing that is not in order already,
-# and what a reader finds is always computed. How long something took, it does not tell.
-#
-# `torch.empty(..., pin_memory=True)` asks the accelerator for memory of its own. jax copies from
-# any memory, so the answer is that of the CPU, by the same kind of table.
-#
-# The layout is that of torch 2.13 on the Itanium C++ ABI. Elsewhere torch's own guard stays, and a warning says what follows.
+# torch asks the guard of a device for its streams around each backward node, from C++ functions that
+# must not throw. The guard that torch makes for a Python backend calls a Python method: an exception
+# in backward (a hook that raises, Ctrl-C) would end the process, and each op under autograd cost
+# 2.7 µs more. So the entry in c10's registry becomes a copy of the meta device's table, in which
+# questions for a device or a stream are answered by "device lazyrt:0, stream 0", and those for events
+# by "yes": on one stream nothing is out of order. `pin_memory=True` gets the CPU's memory, by a table
+# of the same kind. The layout is that of torch 2.13 on the Itanium C++ ABI; elsewhere torch's own
+# guard stays, with a warning.
 
 
 _log = logging.getLogger(__name__)

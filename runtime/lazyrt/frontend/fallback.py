@@ -159,17 +159,12 @@ def _to_device(result: Any, originals: dict[int, torch.Tensor], source: FromCpu)
 
 # -------------------------------------------------- results whose shape depends on data
 # A mask (`logits[attention_mask == 1]`) leaves so many elements as the batch says. One that an
-# installed package asks for is read by a peek, as a package's other small checks are, and the op
-# is recorded with the positions of its true elements. A mask that bounds decide
-# (`frontend.host_constants`), such as `x >= 0` of an `argmax`, takes no read.
+# installed package asks for is read by a peek, and the op is recorded with the positions of its true
+# elements. A mask that bounds decide (`frontend.host_constants`) takes no read.
 #
-# The result of `torch.bincount` is as long as `minlength`, or longer where an element is as large
-# as that. It is recorded with length `minlength` where the elements' bounds show that none is, and
-# where the elements are an installed package's small check, with the length that their largest
-# asks for: a package that gives no `minlength` then gets one graph for each length, as the length
-# is a constant of the graph.
-#
-# Elsewhere, as in a user's own line, the op breaks the graph.
+# `torch.bincount` is recorded with length `minlength` where the elements' bounds show that none is as
+# large, and where the elements are a package's small check, with the length of the largest: then each
+# length is a graph. Elsewhere, as in a user's own line, the op breaks the graph.
 
 
 _DYNAMIC = frozenset(

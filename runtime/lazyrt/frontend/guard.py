@@ -1,12 +1,8 @@
 """What a step says to a read or a barrier in its middle: `StepSyncError`, a warning, or nothing.
 
-Whatever needs a pending value inside a step would run a part of the step now, as a graph of
-its own. The guard stops it at the user's own line, while prints and peeks pass: they leave
-the step as it is.
-
-The source says what the line calls and reads. Where it does not, as in `torch.save(state, f)`,
-or says it in passing, as `v` of a dict's items, the tensor has the name under which the user's
-variables, modules and optimizers hold it.
+Whatever needs a pending value would run a part of the step now, as a graph of its own. Prints
+and peeks pass: they leave the step as it is. Where the source does not name what the line reads,
+the tensor has the name under which variables, modules and optimizers hold it.
 """
 
 from __future__ import annotations

@@ -474,23 +474,14 @@ def _check_elements(func: torch._ops.OpOverload, args: Sequence[object]) -> None
         raise said
 
 
-def run_blank(
-    func: torch._ops.OpOverload,
-    args: Sequence[Any],
-    outs: Sequence[Any] = (),
-    *,
-    device: str = "cpu",
-) -> Any:
-    """Call an op on blank tensors of a device, for what it says of a wrong call.
+def run_blank(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
+    """Call an op on blank CPU tensors, for what it says of a wrong call.
 
     Args:
         func: The op.
         args: Components of a key.
-        outs: Tensors, or lists of them, for its arguments `out=`.
-        device: `cpu` or `meta`.
     """
-    convert = _to_cpu if device == "cpu" else _to_meta
-    return _call(func, [*map(convert, args), *outs], device)
+    return _call(func, [*map(_to_cpu, args)])
 
 
 def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
@@ -507,10 +498,10 @@ def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
     return _call(node.op.func, list(map(convert, node.args)))
 
 
-def _call(func: torch._ops.OpOverload, args: list[Any], device: str = "cpu") -> Any:
+def _call(func: torch._ops.OpOverload, args: list[Any]) -> Any:
     positional, keywords = call_arguments(func, args)
     if _takes_device(func):
-        keywords["device"] = torch.device(device)
+        keywords["device"] = torch.device("cpu")
     with plain_dispatch():
         return _accepting_numbers(func, positional, keywords)
 
@@ -541,13 +532,6 @@ def _accepting_numbers(
 def _is_number(value: Value) -> TypeGuard[Leaf]:
     """Return whether a value is a Python number that is an input of the graph."""
     return isinstance(value, Leaf) and value.kind in {"float", "int"}
-
-
-def elements_of(args: Any) -> int:
-    """Return how many elements the values among components of a key have."""
-    if isinstance(args, Value):
-        return math.prod(args.shape)
-    return sum(map(elements_of, args)) if isinstance(args, (tuple, list)) else 0
 
 
 def _to_cpu(arg: Any) -> Any:

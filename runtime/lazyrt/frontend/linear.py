@@ -1,12 +1,8 @@
 """`aten.linear` recorded by one kernel, and its derivative by another.
 
-torch composes the op of `view`, `t`, `addmm` and `view`, and differentiates each of them, which is 13
-kernels and as many tensors for each linear layer of a training step, and a good part of what
-recording it costs. Here the same nodes are recorded without the tensors between them: graphs,
-fingerprints and pages are what they would have been.
-
-Where somebody looks at the ops on their way (functorch, forward derivatives, a dispatch mode, a
-subclass), torch's own composite runs.
+torch composes the op of `view`, `t`, `addmm` and `view`: with derivatives 13 kernels for each layer of
+a training step. Here the same nodes are recorded without the tensors between them. Where somebody
+looks at each op (functorch, forward derivatives, a dispatch mode, a subclass), torch's composite runs.
 """
 
 from __future__ import annotations

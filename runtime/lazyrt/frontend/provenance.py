@@ -361,9 +361,7 @@ class _Code(dict[int, SourceLocation]):
     def __missing__(self, instruction: int) -> SourceLocation:
         code = self.code()
         assert code is not None  # a frame runs it
-        lines = code.co_lines()
-        line = next(n for first, end, n in lines if first <= instruction < end)
-        site = self[instruction] = site_at(code, line or 0)
+        site = self[instruction] = _site_of(code, instruction)
         return site
 
 
@@ -786,12 +784,13 @@ def site_of(frame: FrameType) -> SourceLocation:
 
 def running_cell() -> int | None:
     """Return the execution count of the cell that runs, whatever function of it is at work."""
-    namer = _cell_namer
-    if namer is None:
-        return None
-    found = (namer(each.f_code.co_filename) for each in outward(sys._getframe(1)))
-    cells = [cell for cell in found if cell is not None]
-    return cells[-1] if cells else None
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None and _cell_namer is not None:
+        cell = _cell_namer(frame.f_code.co_filename)
+        found = cell if cell is not None else found
+        frame = frame.f_back
+    return found
 
 
 def site_at(code: CodeType, line: int) -> SourceLocation:
@@ -803,8 +802,10 @@ def site_of_instruction(
     code: CodeType | None, instruction: int
 ) -> SourceLocation | None:
     """Return the place of an instruction, such as the `f_lasti` of a frame; None without code."""
-    if code is None:
-        return None
+    return None if code is None else _site_of(code, instruction)
+
+
+def _site_of(code: CodeType, instruction: int) -> SourceLocation:
     lines = (line for first, end, line in code.co_lines() if first <= instruction < end)
     return site_at(code, next(lines, None) or code.co_firstlineno)
 

@@ -39,7 +39,7 @@ from lazyrt.ir.node import (
     map_values,
 )
 from lazyrt.lowering import registry
-from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
+from lazyrt.lowering.spec import SpecFailure, spec_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def _check(spec: Spec) -> None:
             spec.pass_unchecked()
             return
     try:
-        check_spec(spec)
+        spec.check()
     except SpecFailure as failure:
         raise FallbackNeeded(str(failure)) from failure
     if question is not None:

@@ -1,10 +1,8 @@
 """Python numbers in ops: constants of the graph at first, inputs once they vary.
 
-A number that the user varies from step to step (a learning rate, a bias correction) must not
-make a new graph each time. In-place ops, where optimizers put such numbers, pass every float
-as an input from the start. Elsewhere a number is a constant until the same line of code gives
-another one in a later step; from then on that line's numbers are inputs. 0.0 and 1.0 are
-numbers like any other.
+In-place ops, where optimizers put learning rates and the like, pass every float as an input from
+the start. Elsewhere a number is a constant until the same line of code gives another one in a
+later step; from then on that line's numbers are inputs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """What a storage tells about itself, its bytes, and tensors that are set to show it.
 
-torch's storages of this device are empty, because data lives in XLA's memory and may not exist
-yet. Libraries ask storages whether tensors share memory (safetensors, transformers, FSDP), so
-their answers must be right: all tensors on one buffer give its size and one address, and a
-view's address lies as far behind its base's as on the CPU. The addresses are made up. They are
-no memory, and a program that follows one fails as it does with a CUDA tensor's address.
-
-A method of a storage that reads or writes bytes works on a `uint8` tensor that shows them
-(`as_bytes`). torch's own methods would follow an address, or ask for an allocator that the
-device does not have.
+torch's storages of this device are empty: data lives in XLA's memory and may not exist yet.
+Libraries ask storages whether tensors share memory (safetensors, transformers, FSDP), so all
+tensors on one buffer give its size and one made-up address, and a view's address lies as far
+behind it as on the CPU. Methods that read or write bytes work on a `uint8` tensor (`as_bytes`).
 """
 
 from __future__ import annotations

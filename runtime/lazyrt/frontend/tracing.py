@@ -8,6 +8,7 @@ While pauses are watched, each op notes when it ended.
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 import threading
 import time
@@ -17,7 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lazyrt.closing import Closing
 from lazyrt.execution.executor import on_barrier
 from lazyrt.frontend import eager_views, record
-from lazyrt.frontend.provenance import is_library, site_at, site_of, user_lines
+from lazyrt.frontend.provenance import (
+    is_library,
+    outward,
+    site_of,
+    site_of_instruction,
+    user_lines,
+)
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.ir.live import lock, unwind
 from lazyrt.observe import events
@@ -131,14 +138,10 @@ def watch_tracing() -> TracingWatch:
 
 
 # ------------------------------------------------------------------------------- pauses
-# Each op notes when it ended, so both ends of a pause are exact. Its lines come from samples: a
-# thread looks at the time of the last op and, if that was a while ago, at the line that the program
-# is at. It holds the recorder's lock meanwhile: nothing is recorded or run while it refers to a
-# frame of the program, so what a step computes stays the same.
-#
-# A look at a program that is busy takes it some 60 µs, as the interpreter goes from thread to thread
-# and back; one at a program that waits takes it nothing. So the thread looks often while it has
-# credit or pauses come whose line is not known yet, and else seldom.
+# Each op notes when it ended, so both ends of a pause are exact. Its lines are samples: a thread looks
+# where the program is if the last op was a while ago. It holds the recorder's lock meanwhile, so that
+# no step sees the frame that it refers to. A look at a busy program costs that 60 µs, so the thread
+# looks often only while it has credit or comes upon pauses whose line is not known.
 
 MIN_PAUSE_NS = 1_000_000
 _OFTEN_S = 0.001
@@ -257,13 +260,11 @@ class PauseWatch(Closing):
             self._samples.append(Sample(time.perf_counter_ns(), (), is_runtime=True))
             return
         try:
-            frame: FrameType | None = sys._current_frames().get(self._thread)
-            lines: list[SourceLocation] = []
-            while frame is not None and len(lines) < _MAX_LINES:
-                if not is_library(frame.f_code):
-                    lines.append(_site_of_call(frame))
-                frame = frame.f_back
-            self._samples.append(Sample(time.perf_counter_ns(), tuple(lines)))
+            frames = outward(sys._current_frames().get(self._thread))
+            users = (_site_of_call(f) for f in frames if not is_library(f.f_code))
+            lines = tuple(itertools.islice(users, _MAX_LINES))
+            del frames, users  # which refer to the program's frames
+            self._samples.append(Sample(time.perf_counter_ns(), lines))
         finally:
             lock.release()
 
@@ -278,9 +279,7 @@ def _site_of_call(frame: FrameType) -> SourceLocation:
     """Return the line of the call that a frame is in."""
     code, at = frame.f_code, frame.f_lasti
     if _PRECALL is not None and at >= 0 and code.co_code[at] == _PRECALL:
-        call = at + _TO_CALL
-        lines = (line for first, end, line in code.co_lines() if first <= call < end)
-        return site_at(code, next(lines, None) or frame.f_lineno)
+        return site_of_instruction(code, at + _TO_CALL) or site_of(frame)
     return site_of(frame)
 
 

@@ -1,17 +1,20 @@
 """Rules of activations and losses, and of their gradients."""
 
 # A rule's signature is its op's schema.
-# ruff: noqa: ARG001, FBT001
+# ruff: noqa: ARG001
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 
+from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.dtypes import Array, cast, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import (
@@ -84,40 +87,6 @@ def silu(ctx: OpContext, x: Array) -> Array:
     return lax.mul(x, lax.logistic(x))
 
 
-@lowers("aten.leaky_relu.default")
-def leaky_relu(ctx: OpContext, x: Array, slope: Any = 0.01) -> Array:
-    (x,) = ctx.cast(x)
-    (slope,) = ctx.cast(slope)
-    return lax.select(lax.gt(x, zeros_like(x)), x, lax.mul(x, expand(slope, x.shape)))
-
-
-@lowers("aten.leaky_relu_backward.default")
-def leaky_relu_backward(
-    ctx: OpContext, grad: Array, x: Array, slope: Any, is_result: bool
-) -> Array:
-    grad, x = ctx.cast(grad, x)
-    (slope,) = ctx.cast(slope)
-    return lax.select(
-        lax.gt(x, zeros_like(x)), grad, lax.mul(grad, expand(slope, x.shape))
-    )
-
-
-@lowers("aten.softplus.default")
-def softplus(ctx: OpContext, x: Array, beta: Any = 1, limit: Any = 20) -> Array:
-    (x,) = ctx.cast(x)
-    scaled = x * beta
-    return jnp.where(scaled > limit, x, lax.log1p(lax.exp(scaled)) / beta)
-
-
-@lowers("aten.softplus_backward.default")
-def softplus_backward(
-    ctx: OpContext, grad: Array, x: Array, beta: Any, limit: Any
-) -> Array:
-    grad, x = ctx.cast(grad, x)
-    scaled = x * beta
-    return jnp.where(scaled > limit, grad, grad * lax.logistic(scaled))
-
-
 @lowers("aten.sigmoid_backward.default")
 def sigmoid_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
     grad, y = broadcast(*ctx.cast(grad, y))
@@ -131,16 +100,6 @@ def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
     grad, y = broadcast(*ctx.cast(grad, y))
     slope = lax.sub(scalar_like(y, 1), lax.mul(y, y))
     return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
-
-
-@lowers("aten.log_sigmoid_forward.default")
-def log_sigmoid_forward(ctx: OpContext, x: Array) -> tuple[Array, Array]:
-    (x,) = ctx.cast(x)
-    power = lax.exp(lax.neg(lax.abs(x)))
-    buffer = ctx.outs[1]
-    is_kept = buffer is not None and buffer.shape == x.shape
-    result = lax.sub(lax.min(x, zeros_like(x)), lax.log1p(power))
-    return result, power if is_kept else jnp.zeros((0,), x.dtype)
 
 
 @lowers("aten.softshrink_backward.default", "aten.hardshrink_backward.default")
@@ -341,49 +300,33 @@ def nll_loss_backward(
     return lax.select(hit, expand(spread, x.shape), zeros_like(x))
 
 
-def _label_places(target: Array) -> tuple[Array, Array]:
-    """Return labels and which of them count: those in front of the first negative one."""
-    kept = jnp.cumprod(target >= 0, axis=-1) > 0
-    return jnp.where(kept, target, 0), kept
-
-
 @lowers("aten.multi_margin_loss_backward.default")
 def multi_margin_loss_backward(
-    ctx: OpContext,
-    grad: Array,
-    x: Array,
-    target: Array,
-    p: Any,
-    margin: Any,
-    weight: Array | None = None,
-    reduction: int = 1,
+    ctx: OpContext, grad: Array, x: Array, *rest: Any
 ) -> Array:
-    grad, x = ctx.cast(grad, x)
-    gap, counted, is_target = _margins(x, target, margin)
-    push = jnp.where(counted, 1 if p == 1 else 2 * gap, 0)
-    push = _by_label(ctx, push, weight, target)
-    pull = jnp.sum(push, axis=1, keepdims=True)
-    slope = jnp.where(is_target, -pull, push) / gap.shape[1]
-    spread = _spread(grad, (gap.shape[0],), reduction)
-    return lax.reshape(spread[:, None] * slope, x.shape)
+    forward = torch.ops.aten.multi_margin_loss.default
+
+    def run(value: Array) -> Array:
+        out = Aval(grad.shape, ctx.out.dtype)
+        loss: Array = ctx.call(forward, [value, *rest], ctx.args[1:], out)[0]
+        return loss
+
+    gradient: Array = jax.vjp(run, x)[1](grad)[0]
+    return gradient
 
 
-def _margins(x: Array, target: Array, margin: Any) -> tuple[Array, Array, Array]:
-    """Return how far each class is within the margin, which count, and which is the target."""
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_1d(target)
-    is_target = labels[:, None] == jnp.arange(rows.shape[1])
-    scores = jnp.take_along_axis(rows, labels[:, None], axis=1)
-    gap = margin - scores + rows
-    return gap, (gap > 0) & ~is_target, is_target
-
-
-def _by_label(
-    ctx: OpContext, rows: Array, weight: Array | None, target: Array
-) -> Array:
-    """Return rows times the weights of their labels."""
-    if weight is None:
-        return rows
-    return rows * cast(weight, ctx.compute)[jnp.atleast_1d(target)][:, None]
+def _multilabel_margins(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    """Return the loss, and which classes are targets: those before the first negative label."""
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    kept = jnp.cumprod(labels >= 0, axis=-1) > 0
+    places = jnp.where(kept, labels, 0)
+    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
+    is_target = jnp.any(hits, axis=1)
+    scores = jnp.take_along_axis(rows, places, axis=1)
+    margins = 1 - (scores[:, :, None] - rows[:, None, :])
+    counted = (margins > 0) & kept[:, :, None] & ~is_target[:, None, :]
+    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
+    return _reduced(losses, reduction), is_target
 
 
 @lowers("aten.multilabel_margin_loss_forward.default")
@@ -391,38 +334,16 @@ def multilabel_margin_loss(
     ctx: OpContext, x: Array, target: Array, reduction: int
 ) -> tuple[Array, Array]:
     (x,) = ctx.cast(x)
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    places, kept = _label_places(labels)
-    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
-    is_target = jnp.any(hits, axis=1)
-    scores = jnp.take_along_axis(rows, places, axis=1)
-    margins = jnp.maximum(1 - (scores[:, :, None] - rows[:, None, :]), 0)
-    counted = kept[:, :, None] & ~is_target[:, None, :]
-    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
-    result = _reduced(losses, reduction)
+    loss, is_target = _multilabel_margins(x, target, reduction)
     marks = lax.convert_element_type(is_target, x.dtype)
-    return lax.reshape(result, ctx.out.shape), lax.reshape(marks, target.shape)
+    return lax.reshape(loss, ctx.out.shape), lax.reshape(marks, target.shape)
 
 
 @lowers("aten.multilabel_margin_loss_backward.default")
 def multilabel_margin_loss_backward(
-    ctx: OpContext,
-    grad: Array,
-    x: Array,
-    target: Array,
-    reduction: int,
-    is_target: Array,
+    ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int, *_: Any
 ) -> Array:
     grad, x = ctx.cast(grad, x)
-    marks = jnp.atleast_2d(is_target) > 0
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    places, kept = _label_places(labels)
-    scores = jnp.take_along_axis(rows, places, axis=1)
-    active = 1 - (scores[:, :, None] - rows[:, None, :]) > 0
-    active = active & kept[:, :, None] & ~marks[:, None, :]
-    push = lax.convert_element_type(active, x.dtype) / rows.shape[1]
-    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
-    pull = jnp.sum(push, axis=2)[:, :, None] * hits
-    slope = jnp.sum(push, axis=1) - jnp.sum(pull, axis=1)
-    spread = _spread(grad, (rows.shape[0],), reduction)
-    return lax.reshape(spread[:, None] * slope, x.shape)
+    loss, pull = jax.vjp(lambda v: _multilabel_margins(v, target, reduction)[0], x)
+    gradient: Array = pull(lax.reshape(grad, loss.shape))[0]
+    return gradient

@@ -14,7 +14,7 @@ import torch
 from lazyrt.errors import LoweringError
 from lazyrt.ir.node import Node, Op, Value, map_values
 from lazyrt.lowering.registry import times_given
-from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
+from lazyrt.lowering.spec import SpecFailure, spec_of
 
 if TYPE_CHECKING:
     from lazyrt.ir.fingerprint import Canonical
@@ -162,6 +162,6 @@ def _instead(
     made.spec = spec_of(made)
     if made.spec.default_dtype is not node.spec.default_dtype:
         raise SpecFailure("torch's default dtype has changed since it was recorded")
-    check_spec(made.spec)
+    made.spec.check()
     made.spec.called.text  # noqa: B018 - refused by MLIR here, or never
     return made

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from lazyrt.lowering.dtypes import (
 from lazyrt.lowering.registry import rule_for, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -101,10 +101,6 @@ class OpContext:
             for argument in func._schema.arguments[len(args) :]
         ]
         return evaluate(func, [*args, *rest], [*types, *rest], outs, self.key)
-
-    def with_types(self, args: Iterable[Any], *outs: Aval | None) -> OpContext:
-        """Return the context of the same op on other types."""
-        return replace(self, args=tuple(args), outs=outs)
 
 
 def evaluate(

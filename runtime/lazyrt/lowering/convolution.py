@@ -113,21 +113,14 @@ def convolution_backward(
     return d_x, d_weight, d_bias
 
 
-# Grouped convolutions where XLA has no quick kernel for them: on the CPU.
-#
-# XLA's CPU backend runs a convolution with groups by nested loops. A depthwise layer of 64 channels
-# took 60 ms there, its weight's gradient as long, and the weight's gradient of 32 groups of 4
-# channels 2.9 s. So on the CPU, and nowhere else:
-#
-# * A depthwise convolution, whose groups have one input channel each, is the sum over its kernel's
-#   taps of the shifted input times the tap's weights, which XLA fuses into one loop (0.7 ms). The
-#   input's gradient is such a sum, too. The weight's gradient is one reduction for each tap, all
-#   in one pass over the data (3.6 ms). Kernels of more than 128 taps stay with XLA: the text grows
-#   with the taps, and 11 by 11 is the largest that was measured.
-# * Of other groups the weight's gradient is that of one plain convolution for each group (18 ms).
-#   Forward and for the input's gradient that would be 2 to 4 times as quick as XLA's own groups,
-#   and take 2 to 6 times as long to compile, so these stay.
+# XLA's CPU backend runs a convolution with groups by nested loops: 60 ms for a depthwise layer of 64
+# channels, 2.9 s for the weight's gradient of 32 groups of 4. So there, and nowhere else, a depthwise
+# convolution is the sum over its kernel's taps of the shifted input times the tap's weights, which
+# XLA fuses into one loop (0.7 ms); its gradients are such sums, too. The weight's gradient of other
+# groups is that of one plain convolution for each (18 ms). Other convolutions would take longer to
+# compile that way.
 
+# The text grows with the taps; 11 by 11 is the largest that was measured.
 _MOST_TAPS = 128
 
 

@@ -19,36 +19,20 @@ if TYPE_CHECKING:
 
 Array = jax.Array
 
+_NAMES = (
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
+    "bfloat16", "float32", "float64", "complex64", "complex128", "float8_e4m3fn",
+    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+)  # fmt: skip
 _TO_JAX: dict[torch.dtype, Any] = {
-    torch.bool: np.dtype(np.bool_),
-    torch.uint8: np.dtype(np.uint8),
-    torch.uint16: np.dtype(np.uint16),
-    torch.uint32: np.dtype(np.uint32),
-    torch.uint64: np.dtype(np.uint64),
-    torch.int8: np.dtype(np.int8),
-    torch.int16: np.dtype(np.int16),
-    torch.int32: np.dtype(np.int32),
-    torch.int64: np.dtype(np.int64),
-    torch.float16: np.dtype(np.float16),
-    torch.bfloat16: np.dtype(jnp.bfloat16),
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.complex64: np.dtype(np.complex64),
-    torch.complex128: np.dtype(np.complex128),
-    torch.float8_e4m3fn: np.dtype(jnp.float8_e4m3fn),
-    torch.float8_e4m3fnuz: np.dtype(jnp.float8_e4m3fnuz),
-    torch.float8_e5m2: np.dtype(jnp.float8_e5m2),
-    torch.float8_e5m2fnuz: np.dtype(jnp.float8_e5m2fnuz),
+    getattr(torch, name): jnp.dtype(name) for name in _NAMES
 }
 _TO_TORCH: dict[Any, torch.dtype] = {jax_: torch_ for torch_, jax_ in _TO_JAX.items()}
 
 _OPMATH = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float8_e4m3fn: torch.float32,
-    torch.float8_e4m3fnuz: torch.float32,
-    torch.float8_e5m2: torch.float32,
-    torch.float8_e5m2fnuz: torch.float32,
+    dtype: torch.float32
+    for dtype in _TO_JAX
+    if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
 }
 
 _E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazyrt.lowering.avals import Aval, Unsupported
+from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
@@ -22,7 +22,7 @@ from lazyrt.lowering.dtypes import (
     to_torch_dtype,
 )
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import broadcast, expand
+from lazyrt.lowering.shaping import broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -135,44 +135,6 @@ def weight_norm_backward(
     shrink = lax.mul(ratio, lax.div(along, lax.mul(norms, norms)))
     d_v = lax.sub(lax.mul(*broadcast(ratio, grad)), lax.mul(*broadcast(shrink, v)))
     return d_v, lax.reshape(lax.div(along, norms), g.shape)
-
-
-@lowers("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
-def flash_attention_backward(
-    ctx: OpContext,
-    grad: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    logsumexp: Array,
-    dropout_p: float,
-    is_causal: bool,
-    attn_mask: Array | None = None,
-    scale: float | None = None,
-) -> tuple[Array, ...]:
-    if dropout_p:
-        raise Unsupported("its dropout mask is not known")
-    grad, query, key, value, out = ctx.cast(grad, query, key, value, out)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    exact = lax.Precision.HIGHEST
-    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, precision=exact) * factor
-    if attn_mask is not None:
-        scores = scores + expand(cast(attn_mask, ctx.compute), scores.shape)
-    if is_causal:
-        kept = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-        scores = jnp.where(kept, scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1)
-    d_value = jnp.einsum("bhqk,bhqd->bhkd", weights, grad, precision=exact)
-    d_weights = jnp.einsum("bhqd,bhkd->bhqk", grad, value, precision=exact)
-    total = jnp.sum(grad * out, axis=-1, keepdims=True)
-    d_scores = weights * (d_weights - total) * factor
-    d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key, precision=exact)
-    return (
-        d_query,
-        jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, precision=exact),
-        d_value,
-    )
 
 
 _ZEROS, _BORDER = 0, 1  # padding modes of grid_sample; 2 reflects

@@ -526,14 +526,9 @@ def assertion(ctx: OpContext, *_: Any) -> list[Array]:
     return []
 
 
-# Our own ops: slices whose position is an input of the graph, and declared strides.
-#
-# `data[i : i + 64]` in a loop would be another graph at each `i`. Once a line of code slices at
-# a second position in a later step, the recorder replaces its op by one of these, whose position
-# is an input and whose size stays a constant. They are ATen's slices otherwise.
-#
-# `restride` gives a value that is written into a tensor that tensor's own strides, on which later
-# views depend; on the device, where arrays have no strides, it is the identity.
+# Our own ops: slices whose position is an input of the graph, which `data[i : i + 64]` becomes once a
+# line slices at a second position in a later step; and `restride`, which gives a value that is
+# written into a tensor that tensor's strides, and on the device is the identity.
 
 _SCHEMAS = (
     "slice_at(Tensor self, int dim, Scalar start, int size) -> Tensor",

@@ -113,13 +113,6 @@ def addmm(
     return _combine(ctx, x, contract(ctx, a, b), beta, alpha)
 
 
-@lowers("aten.baddbmm.default")
-def baddbmm(
-    ctx: OpContext, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1
-) -> Array:
-    return _combine(ctx, x, contract(ctx, a, b, batch=1), beta, alpha)
-
-
 @lowers("aten.addbmm.default")
 def addbmm(
     ctx: OpContext, x: Array, a: Array, b: Array, beta: Any = 1, alpha: Any = 1
@@ -202,8 +195,7 @@ def cholesky_ex(
 
 @lowers("aten.cholesky.default")
 def cholesky(ctx: OpContext, x: Array, upper: bool = False) -> Array:
-    wide = ctx.with_types(ctx.args, ctx.outs[0], None)
-    return cholesky_ex(wide, x, upper)[0]
+    return cholesky_ex(ctx, x, upper)[0]
 
 
 def _triangular(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -33,8 +34,6 @@ from lazyrt.lowering.shaping import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from lazyrt.lowering.context import OpContext
 
 
@@ -100,63 +99,35 @@ def hash_tensor(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
     return _finish(ctx, lax.reduce(words, zero, lax.bitwise_xor, axes(dim, x.ndim)))
 
 
-@lowers("aten.amax.default", "aten.max.default")
-def amax(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
-    return _finish(ctx, lax.reduce_max(x, axes(dim, x.ndim)))
+_Reduce = Callable[[Array, Sequence[int]], Array]
+_Pick = Callable[[Array, int, Any], Array]
 
 
-@lowers("aten.amin.default", "aten.min.default")
-def amin(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
-    return _finish(ctx, lax.reduce_min(x, axes(dim, x.ndim)))
+def _extreme(name: str, reduce: _Reduce, pick: _Pick) -> None:
+    """Register the rules of `max` or `min`: over dimensions, along one, and its position."""
+
+    def position(x: Array, dim: int) -> Array:
+        x = lax.convert_element_type(x, np.int32) if x.dtype == bool else x
+        return pick(x, dim, np.int64)
+
+    @lowers(f"aten.a{name}.default", f"aten.{name}.default")
+    def over(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
+        return _finish(ctx, reduce(x, axes(dim, x.ndim)))
+
+    @lowers(f"aten.{name}.dim")
+    def along(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
+        if x.ndim == 0:
+            return x, jnp.zeros((), np.int64)
+        d = axis(dim, x.ndim)
+        return _finish(ctx, reduce(x, (d,))), _finish(ctx, position(x, d))
+
+    @lowers(f"aten.arg{name}.default")
+    def where(ctx: OpContext, x: Array, dim: int | None = None, *_: Any) -> Array:
+        return _finish(ctx, position(*_flat_or_along(x, dim)))
 
 
-@lowers("aten.aminmax.default")
-def aminmax(
-    ctx: OpContext, x: Array, dim: int | None = None, keepdim: bool = False
-) -> tuple[Array, Array]:
-    return amin(ctx, x, dim, keepdim), amax(ctx, x, dim, keepdim)
-
-
-@lowers("aten.max.dim")
-def max_dim(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), np.int64)
-    d = axis(dim, x.ndim)
-    return (
-        _finish(ctx, lax.reduce_max(x, (d,))),
-        _finish(ctx, _argmax(x, d)),
-    )
-
-
-@lowers("aten.min.dim")
-def min_dim(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), np.int64)
-    d = axis(dim, x.ndim)
-    return (
-        _finish(ctx, lax.reduce_min(x, (d,))),
-        _finish(ctx, _argmin(x, d)),
-    )
-
-
-def _argmax(x: Array, dim: int) -> Array:
-    x = lax.convert_element_type(x, np.int32) if x.dtype == bool else x
-    return lax.argmax(x, dim, np.int64)
-
-
-def _argmin(x: Array, dim: int) -> Array:
-    x = lax.convert_element_type(x, np.int32) if x.dtype == bool else x
-    return lax.argmin(x, dim, np.int64)
-
-
-@lowers("aten.argmax.default")
-def argmax(ctx: OpContext, x: Array, dim: int | None = None, *_: Any) -> Array:
-    return _finish(ctx, _argmax(*_flat_or_along(x, dim)))
-
-
-@lowers("aten.argmin.default")
-def argmin(ctx: OpContext, x: Array, dim: int | None = None, *_: Any) -> Array:
-    return _finish(ctx, _argmin(*_flat_or_along(x, dim)))
+_extreme("max", lax.reduce_max, lax.argmax)
+_extreme("min", lax.reduce_min, lax.argmin)
 
 
 def _flat_or_along(x: Array, dim: int | None) -> tuple[Array, int]:
@@ -226,14 +197,6 @@ def var_mean(
     return _finish(ctx, variance), _finish(ctx, mean_)
 
 
-@lowers("aten.std_mean.correction")
-def std_mean(
-    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> tuple[Array, Array]:
-    variance, mean_ = var_mean(ctx, x, dim, correction)
-    return lax.sqrt(variance), mean_
-
-
 @lowers("aten.logsumexp.default")
 def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
     (x,) = ctx.cast(x)
@@ -291,32 +254,25 @@ _scan("aten.cumprod.default", lax.cumprod)
 _scan("aten.logcumsumexp.default", lax.cumlogsumexp)
 
 
-@lowers("aten.cummax.default")
-def cummax(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:
-    return _running_extreme(x, dim, lax.ge)
-
-
-@lowers("aten.cummin.default")
-def cummin(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:
-    return _running_extreme(x, dim, lax.le)
-
-
-def _running_extreme(
-    x: Array, dim: int, beats: Callable[[Array, Array], Array]
-) -> tuple[Array, Array]:
-    if x.ndim == 0:
-        return x, jnp.zeros((), np.int64)
-    d = axis(dim, x.ndim)
-
+def _running_extreme(name: str, beats: Callable[[Array, Array], Array]) -> None:
     def better(left: Any, right: Any) -> Any:
         wins = beats(right[0], left[0]) | isnan(right[0])
         wins = wins & (~isnan(left[0]) | isnan(right[0]))
         return lax.select(wins, right[0], left[0]), lax.select(wins, right[1], left[1])
 
-    found: tuple[Array, Array] = lax.associative_scan(
-        better, (x, iota_along(x.shape, d)), axis=d
-    )
-    return found
+    @lowers(name)
+    def rule(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:
+        if x.ndim == 0:
+            return x, jnp.zeros((), np.int64)
+        d = axis(dim, x.ndim)
+        found: tuple[Array, Array] = lax.associative_scan(
+            better, (x, iota_along(x.shape, d)), axis=d
+        )
+        return found
+
+
+_running_extreme("aten.cummax.default", lax.ge)
+_running_extreme("aten.cummin.default", lax.le)
 
 
 # Sorting.

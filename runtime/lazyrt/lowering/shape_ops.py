@@ -367,11 +367,6 @@ def constant_pad(ctx: OpContext, x: Array, pad: Sequence[int], value: Any = 0) -
     return lax.pad(x, cast(value, ctx.out.dtype), low_high)
 
 
-@lowers("aten.rot90.default")
-def rot90(ctx: OpContext, x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
-    return jnp.rot90(x, k, (dims[0], dims[1]))
-
-
 # Making tensors from nothing, or of the type of another.
 
 

@@ -280,11 +280,6 @@ def forget_executables() -> None:
         spec.executable = None
 
 
-def check_spec(spec: Spec) -> None:
-    """Check that a spec can be lowered; see `Spec.check`."""
-    spec.check()
-
-
 def _type(value: Value | None) -> tuple[tuple[int, ...], torch.dtype] | None:
     return None if value is None else (value.shape, value.dtype)
 
