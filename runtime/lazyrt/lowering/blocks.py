@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values
-from lazyrt.lowering.spec import check_spec, spec_of
+from lazyrt.lowering.spec import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -347,7 +347,7 @@ def _part(
         node.spec = unit.node.spec
         if unit.args is not unit.node.args:
             node.spec = spec_of(node)
-            check_spec(node.spec)
+            node.spec.check()
 
     for unit in run:
         add(unit)
