@@ -107,14 +107,7 @@ _ENDS = "torch reads its ends, or weights, to choose a formula"
 
 READS: dict[str, str] = {
     **dict.fromkeys(("allclose", "equal"), _TRUTH),
-    **dict.fromkeys(
-        (
-            "cov",
-            "linspace.tensor_overload",
-            "signal.windows.kaiser",
-        ),
-        _ENDS,
-    ),
+    **dict.fromkeys(("cov", "signal.windows.kaiser"), _ENDS),
 }
 """Ops that the device computes in a graph that torch cuts by reading a value."""
 

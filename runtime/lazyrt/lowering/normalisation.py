@@ -1,4 +1,4 @@
-"""Rules of layer, group, batch and RMS norm, and of their gradients."""
+"""Rules of layer, group, batch and weight norm, and of their gradients."""
 
 # A rule's signature is its op's schema.
 # ruff: noqa: ARG001, FBT001
@@ -15,6 +15,7 @@ from jax import lax
 from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import (
+    broadcast,
     expand,
     scalar_like,
 )
@@ -279,3 +280,18 @@ def native_batch_norm_backward(
         _normal_gradient(scaled, normal, rstd, dims) if train else lax.mul(scaled, rstd)
     )
     return d_x, d_weight, d_bias
+
+
+@lowers("aten._weight_norm_interface_backward.default")
+def weight_norm_backward(
+    ctx: OpContext, grad: Array, v: Array, g: Array, norms: Array, dim: int
+) -> tuple[Array, Array]:
+    compute = opmath_dtype(to_torch_dtype(v.dtype))
+    grad, v, g, norms = (cast(x, compute) for x in (grad, v, g, norms))
+    dims = tuple(k for k in range(v.ndim) if k != dim % v.ndim)
+    along = lax.expand_dims(lax.reduce_sum(lax.mul(grad, v), dims), dims)
+    along = lax.reshape(along, norms.shape)
+    ratio = lax.div(g, norms)
+    shrink = lax.mul(ratio, lax.div(along, lax.mul(norms, norms)))
+    d_v = lax.sub(lax.mul(*broadcast(ratio, grad)), lax.mul(*broadcast(shrink, v)))
+    return d_v, lax.reshape(lax.div(along, norms), g.shape)

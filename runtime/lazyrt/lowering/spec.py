@@ -23,7 +23,6 @@ from lazyrt.lowering import (  # noqa: F401 - importing a module of rules regist
     collectives,
     convolution,
     elementwise,
-    gradients,
     indexing,
     linalg,
     normalisation,
