@@ -142,8 +142,10 @@ class Profile(Displayed):
         from lazyrt.tools import provenance
 
         provenance.add_library(str(Path(__file__).parents[1]))
-        thread = threading.get_ident() if self._thread is None else self._thread
-        self._thread = thread
+        if self._thread is None:
+            lazyrt.wait()  # what is under way would be the beginning of the device's trace
+            self._thread = threading.get_ident()
+        thread = self._thread
         self.start_ns = time.perf_counter_ns()
         self._open.append(lazyrt.subscribe(self._note, exact=False))
         self._windows.begin()
