@@ -79,6 +79,7 @@ class Vertex(NamedTuple):
         site: The user's line that recorded it.
         scope: Qualified name of the module that recorded it.
         backward: Whether autograd's backward recorded it.
+        cell: The notebook's cell that ran then; the line may be in a function of another one.
     """
 
     op: str
@@ -88,6 +89,7 @@ class Vertex(NamedTuple):
     site: SourceLocation | None = None
     scope: str = ""
     backward: bool = False
+    cell: int | None = None
 
     @property
     def is_leaf(self) -> bool:

@@ -52,7 +52,7 @@ from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import names_of_buffers, set_elsewhere
-from lazyrt.frontend.provenance import user_site
+from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.referrers import saved_for_backward
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
@@ -82,6 +82,7 @@ finite_check.install()
 garbage.install()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
+cache_miss.set_cell(running_cell)
 flight_recorder.begin_from_environment()
 
 mark_step = marks.mark_step

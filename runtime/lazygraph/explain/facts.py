@@ -206,6 +206,52 @@ def _setting(side: Side, value: str) -> Table:
     return {"": Row(value, value or "unknown", site=side.record.key.ended_by[1])}
 
 
+@of_pairs
+def cell_work(comparison: Comparison) -> Iterator[Fact]:
+    """Work that earlier cells of a notebook left pending.
+
+    Where both graphs go on with earlier cells' work, they are of a step that spans cells.
+    """
+    for side, other, is_now in (
+        (comparison.b, comparison.a, True),
+        (comparison.a, comparison.b, False),
+    ):
+        earlier = side.unmatched & _of_earlier_cells(side)
+        if earlier and _of_earlier_cells(other):
+            ranks = [k for k, (vertex, _) in enumerate(side.roots) if vertex in earlier]
+            earlier &= side.dominated(ranks)
+        if not earlier:
+            continue
+        cells = sorted({c for k in earlier if (c := side[k].cell) is not None})
+        text = f"cell{'s' if len(cells) > 1 else ''} {', '.join(map(str, cells[:4]))}"
+        if cells == [side.record.key.cell]:
+            text = "an earlier cell"
+        found = sorted(earlier | side.dominated((), earlier))
+        ops = sum(not side[k].is_leaf for k in found)
+        row = Row(tuple(cells), text, vertices=tuple(found), site=side.site(found), more={"ops": ops})  # fmt: skip
+        yield Fact("cell_work", None if is_now else row, row if is_now else None)
+
+
+def _of_earlier_cells(side: Side) -> set[int]:
+    """Return the operations that earlier cells than the step's own one recorded.
+
+    A run without execution counts gives all cells one number: the files of lines outside of
+    functions, which only their own cell runs, tell cells apart.
+    """
+    ended = side.record.key.ended_by[1]
+    own = side.record.key.cell or (ended.cell if ended is not None else None)
+
+    def is_earlier(vertex: Vertex) -> bool:
+        if own is None or vertex.cell is None or vertex.cell != own:
+            return own is not None and vertex.cell is not None and vertex.cell < own
+        lines = (vertex.site, ended)
+        if any(s is None or s.cell != own or s.function != "<module>" for s in lines):
+            return False
+        return vertex.site.file != ended.file  # type: ignore[union-attr]
+
+    return {k for k, vertex in enumerate(side.vertices) if is_earlier(vertex)}
+
+
 # Inputs, parameters, state -------------------------------------------------------------------
 
 

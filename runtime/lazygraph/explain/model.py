@@ -79,6 +79,7 @@ class StepKey:
         began_after: The same for the barrier before.
         fallbacks: (op, line) of each op that ran on the CPU since the graph before.
         rules: The user's own rules that lower it, and how often one had been registered.
+        cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
         guards: Why `torch.compile` compiled functions again since the graph before.
         optimizers: Those that update parameters in the step.
         buckets: In what parts DistributedDataParallel reduces gradients.
@@ -94,6 +95,7 @@ class StepKey:
     began_after: Boundary = ("", None)
     fallbacks: tuple[Boundary, ...] = ()
     rules: tuple[tuple[str, int], ...] = ()
+    cell: int | None = None
     guards: tuple[GuardNote, ...] = ()
     optimizers: tuple[OptimizerNote, ...] = ()
     buckets: BucketNote | None = None

@@ -230,6 +230,7 @@ _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _optimizers: Callable[[], tuple[OptimizerNote, ...]] = tuple
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
+_cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_cell`
 
 
 def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
@@ -248,6 +249,12 @@ def set_mode(mode: Callable[[], str]) -> None:
     """Tell how to find the name of the debug mode that ran a part of the pending step."""
     global _mode
     _mode = mode
+
+
+def set_cell(cell: Callable[[], int | None]) -> None:
+    """Tell how to find the cell of a notebook that runs."""
+    global _cell
+    _cell = cell
 
 
 def note_barrier(cause: str, site: SourceLocation | None) -> None:
@@ -303,6 +310,7 @@ def describe(
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),
         rules=compiler.given_rules(graph),
+        cell=_cell(),
         guards=tuple(_guards),
         optimizers=_optimizers(),
         buckets=_buckets,

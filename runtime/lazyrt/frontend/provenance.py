@@ -727,6 +727,17 @@ def site_of(frame: FrameType) -> SourceLocation:
     return site_at(frame.f_code, frame.f_lineno)
 
 
+def running_cell() -> int | None:
+    """Return the execution count of the cell that runs, whatever function of it is at work."""
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None and _cell_namer is not None:
+        cell = _cell_namer(frame.f_code.co_filename)
+        found = cell if cell is not None else found
+        frame = frame.f_back
+    return found
+
+
 def site_at(code: CodeType, line: int) -> SourceLocation:
     """Return the place of a line of some code, such as one in a traceback."""
     return site_in(code.co_filename, line, code.co_name)

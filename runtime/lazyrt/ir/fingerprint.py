@@ -325,6 +325,7 @@ def _node(node: Node, numbers: Mapping[Any, int]) -> Vertex:
         origin.site,
         origin.module,
         origin.backward is not None,
+        next((site.cell for site in origin.stack if site.cell is not None), None),
     )
 
 
