@@ -259,20 +259,23 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     sides = (c.a, best_a), (c.b, best_b)
     for side, best in sides:
         _flood(side, best, side.unmatched, _by_line(side, best))
-    left = _claim_changed(c, best_a, best_b)
+    _claim_pairs(c, best_a, best_b)
     lines = _by_line(c.a, best_a) | _by_line(c.b, best_b)
     for side, best in sides:
         _flood(side, best, side.free, lines)
-        for k in side.unmatched:
-            if (found := best.get(k)) is None:
-                left += 1
-            elif side is c.b:
-                found.added += 1
-            else:
-                found.removed += 1
-    for ranks, side, best, of in (
-        (c.new_results, c.b, best_b, "new"),
-        (c.gone_results, c.a, best_a, "gone"),
+    left = 0
+    for edits, best, kind in (
+        (c.b.unmatched, best_b, "added"),
+        (c.a.unmatched, best_a, "removed"),
+        (c.changed, best_b, "changed"),
+    ):
+        counts = Counter(best[k] for k in edits if k in best)
+        left += len(edits) - counts.total()
+        for claim, count in counts.items():
+            setattr(claim, kind, count)
+    for ranks, side, best, of, inside in (
+        (c.new_results, c.b, best_b, "new", "b"),
+        (c.gone_results, c.a, best_a, "gone", "a"),
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
@@ -280,14 +283,9 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
                 m
                 for m in claims
                 if rank in getattr(m.closure, of)
-                and (
-                    side.partner[vertex] >= 0
-                    or vertex in (m.closure.b if of == "new" else m.closure.a)
-                )
+                and (side.partner[vertex] >= 0 or vertex in getattr(m.closure, inside))
             ]
-            by_vertex = best.get(vertex)
-            if by_vertex is not None and by_vertex not in options:
-                options.append(by_vertex)
+            options += [best[vertex]] if vertex in best else []
             if options:
                 min(options, key=lambda m: m.rank).results += 1
     return left
@@ -303,45 +301,17 @@ def _best(claims: list[Claim], of: str) -> dict[int, Claim]:
     return {vertex: claim for vertex, (_, claim) in best.items()}
 
 
-def _follows(c: Comparison, vertex: int, best: dict[int, Claim]) -> Claim | None:
-    """Return the claim of what a changed vertex reads: 1/N of a mean reads nothing that changed."""
-    near = [best[o] for o, _ in c.b[vertex].operands if o in best]
-    return min(near, key=lambda m: m.rank, default=None)
-
-
-def _claim_changed(
+def _claim_pairs(
     c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
-) -> int:
-    """Give pairs that differ to a claim; return how many changed ones no claim holds."""
-    lines = _by_line(c.b, best_b)
-    pairs = [*c.changed.items(), *((k, c.b.partner[k]) for k in c.rewired)]
-    waiting: list[tuple[int, int]] = []
-    left = 0
-
-    def give(k: int, partner: int, claim: Claim) -> None:
-        best_b[k] = claim
-        best_a.setdefault(partner, claim)
-        claim.changed += k in c.changed
-
-    for k, partner in pairs:
+) -> None:
+    """Give pairs that differ to a claim of theirs, or of what they read."""
+    for k in (*c.changed, *c.rewired):
+        partner = c.b.partner[k]
         options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
-        found = min(options, key=lambda m: m.rank, default=None)
-        found = found or _follows(c, k, best_b)
-        if found is None:
-            waiting.append((k, partner))
-        else:
-            give(k, partner, found)
-    for k, partner in reversed(waiting):
-        # A gradient's 1/N reads nothing that changed, and what reads it does.
-        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
-        found = min(readers, key=lambda m: m.rank, default=None)
-        if found is None and c.b[k].backward:
-            found = lines.get(_line_of(c.b[k]))
-        if found is None:
-            left += k in c.changed
-        else:
-            give(k, partner, found)
-    return left
+        options = options or [best_b[o] for o, _ in c.b[k].operands if o in best_b]
+        if options:
+            best_b[k] = min(options, key=lambda m: m.rank)
+            best_a.setdefault(partner, best_b[k])
 
 
 def _line_of(vertex: Vertex) -> Hashable:
@@ -370,11 +340,11 @@ def _flood(
         seeds: Vertices from which a claim spreads.
         lines: The claim of most edits of each line and module.
     """
-    for k in sorted(side.unmatched - best.keys()):
+    for k in sorted(seeds - best.keys()):
         claim = lines.get(_line_of(side[k]))
-        if claim is not None:
+        if claim is not None and (k in side.unmatched or side[k].backward):
             best[k] = claim
-    left = side.unmatched - best.keys()
+    left = seeds - best.keys()
     queue = [k for k in best if k in seeds]
     for k in queue:
         for other in (*(o for o, _ in side[k].operands), *side.users[k]):

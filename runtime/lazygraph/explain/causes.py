@@ -162,6 +162,17 @@ def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 cause(
+    "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
+    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
+    "run with whichever step comes next",
+    more=lambda c, claims: {
+        "ops": plural(claims[0].fact.row.more["ops"], "operation"),
+        "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
+    },
+)(_always)  # fmt: skip
+
+
+cause(
     "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
