@@ -148,19 +148,6 @@ def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
 
 
-@cause(
-    "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
-    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
-    "run with whichever step comes next",
-    more=lambda c, claims: {
-        "ops": plural(claims[0].fact.row.more["ops"], "operation"),
-        "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
-    },
-)  # fmt: skip
-def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return True
-
-
 cause(
     "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
     fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
