@@ -1,6 +1,5 @@
 """The shell fixture itself."""
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ import pytest
 from IPython import get_ipython
 
 from conftest import (
+    pytest_collect_file,
     pytest_collection_modifyitems,
+    pytest_configure,
     pytest_xdist_auto_num_workers,
 )
 from tests.conftest import displayed
@@ -124,11 +125,14 @@ def test_notebooks_are_run_with_one_option():
 
 
 def test_notebooks_may_be_compared_in_another_way():
-    _, said = collected(
-        "--nbval", "--nbval-sanitize-with", "x.cfg", "notebooks/03_eager_debug.ipynb"
+    config: Any = SimpleNamespace(
+        invocation_params=SimpleNamespace(args=["--nbval"]),
+        option=SimpleNamespace(nbval_sanitize_with="x.cfg"),
     )
 
-    assert "sanitized with x.cfg\n" in said
+    pytest_configure(config)
+
+    assert config.option.nbval_sanitize_with == "x.cfg"
 
 
 def test_a_run_without_notebooks_does_not_import_nbval():
@@ -169,21 +173,22 @@ def test_a_share_of_the_tests_is_the_same_each_time_and_of_about_that_size():
     assert share_of(ids, 1) == (ids, [])
 
 
-def test_a_file_without_examples_is_not_imported_for_doctests(tmp_path):
-    (tmp_path / "without.py").write_text("raise AssertionError\n")
-    (tmp_path / "with.py").write_text('"""\n>>> 1 + 1\n2\n"""\n')
+class Doctests(pytest.Module):
+    """What doctest collects for a file."""
 
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-pconftest", "--doctest-modules", "-v", "."],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
-    assert "1 passed" in run.stdout
-    assert run.returncode == 0
+@pytest.mark.parametrize(
+    ("text", "kept"), [("x = 1", [pytest.Module]), (">>> 1", [pytest.Module, Doctests])]
+)
+def test_a_file_without_examples_is_no_doctest(tmp_path, text, kept):
+    (tmp_path / "a.py").write_text(text)
+    hook = pytest_collect_file(tmp_path / "a.py")
+    next(hook)
+
+    with pytest.raises(StopIteration) as ended:
+        hook.send([object.__new__(kind) for kind in (pytest.Module, Doctests)])
+
+    assert [type(each) for each in ended.value.value] == kept
 
 
 def test_a_marker_of_a_mode_needs_its_reason(tmp_path):
