@@ -282,14 +282,29 @@ def parse_trace_events(contents: str) -> Profile:
     """
     try:
         data = json.loads(contents)
-        raw = data if isinstance(data, list) else data["traceEvents"]
-        events = [event for event in raw if "ph" in event]
-        named, lines = _threads(events)
+        events = data if isinstance(data, list) else data["traceEvents"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise _broken_trace(error) from None
+    return trace_profile(events)
+
+
+def _broken_trace(error: Exception) -> EvidenceError:
+    return EvidenceError(
+        f"the text is no trace-event file, or breaks off: {error!r}. The program may have ended "
+        "while it was written; export again."
+    )
+
+
+def trace_profile(events: Sequence[Mapping[str, Any]]) -> Profile:
+    """Return what a list of trace events says.
+
+    Raises:
+        EvidenceError: They are none, or none took time.
+    """
+    try:
+        named, lines = _threads([event for event in events if "ph" in event])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EvidenceError(
-            f"the text is no trace-event file, or breaks off: {error!r}. The program may have ended "
-            "while it was written; export again."
-        ) from None
+        raise _broken_trace(error) from None
     if not lines:
         raise EvidenceError(
             "the trace-event file holds no event that took time, so there is nothing to show. Record "

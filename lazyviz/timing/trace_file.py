@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import path_of
 from lazyviz.doc import Doc, Part, Sentence, Table
+from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.xplane import trace_profile
 from lazyviz.render import text
 from lazyviz.render.html import printable
 from lazyviz.render.timeline_text import (
@@ -293,12 +295,16 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def report(data: dict[str, Any], cells: int = _MAX_ROWS) -> str:
-    """Return a summary of a trace: ours with cells, phases, steps, causes; others by name."""
+    """Return a summary of a trace: ours with cells, phases, steps, causes; others as profiles.
+
+    Raises:
+        EvidenceError: No event of it took time.
+    """
     other = data.get("otherData")
     if not isinstance(other, dict) or not str(other.get("producer", "")).startswith(
         _PRODUCER
     ):
-        return _by_name(data["traceEvents"])
+        return trace_profile(data["traceEvents"]).text()
     every, spans = _restored(data)
     chosen = every[-cells:]
     since = min((span.start_ns for span in spans), default=0)
@@ -363,33 +369,13 @@ def _counts(spans: Sequence[Span]) -> Iterator[Part]:
         yield Table(["times", "fallback", "line"], ran)
 
 
-def _by_name(found: Sequence[dict[str, Any]]) -> str:
-    """Return the longest names of a trace of somebody else's."""
-    times: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for event in found:
-        if event.get("ph") == "X" and isinstance(event.get("dur"), int | float):
-            name = str(event.get("name", ""))
-            times[name] += round(event["dur"] * 1000)
-            counts[name] += 1
-    rows = [
-        (text.duration(ns), counts[name], name)
-        for name, ns in times.most_common(_MAX_ROWS)
-    ]
-    return (
-        f"a trace of another program: {text.plural(len(found), 'event')}, "
-        f"{text.plural(len(times), 'name')}\n"
-        + Table(["time", "times", "name"], rows).to_text()
-    )
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run `python -m lazyviz report`; return 0, or 2 for a file that is no trace or bad words."""
     options = _parser().parse_args(arguments)
     try:
         summary = report(load(options.file), options.cells)
-    except (TraceError, KeyError, TypeError, AttributeError) as error:
-        broken = isinstance(error, TraceError)
+    except (TraceError, EvidenceError, KeyError, TypeError, AttributeError) as error:
+        broken = isinstance(error, TraceError | EvidenceError)
         message = str(error) if broken else f"{options.file} is damaged: {error!r}"
         sys.stderr.write(f"lazyviz report: {message}\n")
         return 2

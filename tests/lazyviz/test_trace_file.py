@@ -157,12 +157,14 @@ def test_what_is_no_trace_is_refused_and_not_overwritten(tmp_path, content, mess
 
 
 def test_a_trace_of_another_program_is_summed_up_by_name():
-    events = [{"ph": "X", "name": "fusion", "ts": 0, "dur": 1500}] * 3
+    events = [
+        {"ph": "X", "name": "fusion", "ts": at, "dur": 1500} for at in (0, 2000, 4000)
+    ]
 
     shown = trace_file.report({"traceEvents": events})
 
-    assert shown.splitlines()[0] == "a trace of another program: 3 events, 1 name"
-    assert "4.5 ms      3  fusion" in shown
+    assert shown.splitlines()[0] == "profile of 5.5 ms · 3 events on 1 line"
+    assert "fusion      3  4.5 ms  4.5 ms    1.5 ms" in shown
 
 
 def test_the_command_line_needs_neither_torch_nor_jax(tmp_path):
