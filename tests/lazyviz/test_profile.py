@@ -205,11 +205,12 @@ def test_nobody_looks_at_the_program_while_a_barrier_takes_long(monkeypatch):
         in_barrier.clear()
 
     look = tracing.PauseWatch._look
-    monkeypatch.setattr(
-        tracing.PauseWatch,
-        "_look",
-        lambda watch: (looks.append(bool(in_barrier)), look(watch)),
-    )
+
+    def noted(watch):
+        looks.append(bool(in_barrier))
+        look(watch)
+
+    monkeypatch.setattr(tracing.PauseWatch, "_look", noted)
     with (
         lazyrt.watch_pauses(lambda pause: None),
         lazyrt.on_barrier(take_long),
