@@ -114,7 +114,7 @@ def test_globals_closures_attributes_and_the_mode_of_a_model_are_told(monkeypatc
         ("by_global", "`NUMBER` is 3, was 2"),
         ("by_closure", "`step` is 4, was 2"),
         ("Sequential", "`Sequential.1.training` is False, was True"),
-        ("Sequential", "grad_mode changed"),
+        ("Sequential", "grad_mode is False, was True"),
     ]
 
 
@@ -286,7 +286,7 @@ def test_a_reason_of_an_unknown_form_is_told_as_torch_words_it():
         ("0/0: not hasattr(L, 'a')", "`not hasattr(L, 'a')` does not hold any more"),
         ("0/0: some check (failed", "`some check (failed` does not hold any more"),
         ("0/0: G['a'].b == 2", "`a.b` was 2, and is not"),
-        ("0/0: GLOBAL_STATE changed: torch_function ", "torch_function changed"),
+        ("0/0: GLOBAL_STATE changed: torch_function ", "torch_function is another"),
         (
             "0/0: tensor 'x' Tensor type mismatch. expected int",
             "`x (Tensor type)` was int, and is not",

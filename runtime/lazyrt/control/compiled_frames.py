@@ -246,6 +246,12 @@ _READ_AS = {
 _TYPE = re.compile(
     r"___check_type_id\((?P<name>.+), \d+\), type=<class '(?P<was>.+?)'>"
 )
+_STATES: dict[str, Callable[[], object]] = {
+    "grad_mode": torch.is_grad_enabled,
+    "default_dtype": torch.get_default_dtype,
+    "num_threads": torch.get_num_threads,
+    "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+}
 _KEPT_IN = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _GLOBAL = re.compile(r"\bG\['(\w+)'\]")
 _RESULT = re.compile(r"___stack\d+")
@@ -274,7 +280,7 @@ def _in_words(guard: str, frame: CompilingFrame) -> str:
     if of_tensor is not None:
         return _of_tensor(of_tensor)
     if guard.startswith("GLOBAL_STATE changed: "):
-        return f"{' and '.join(guard.partition(': ')[2].split())} changed"
+        return _of_states(guard.partition(": ")[2].split())
     if guard.startswith("Duplicate tensors found: "):
         names = re.findall(r'"(.+?)"', guard)
         return f"{' and '.join(map(_named, names))} are one tensor, were several"
@@ -320,6 +326,20 @@ def _device_of(keys: str) -> str:
     if "PrivateUse1," in keys:
         return DEVICE_TYPE
     return keys.partition("(")[2].split(",")[0].lower()
+
+
+def _of_states(names: list[str]) -> str:
+    parts = []
+    for name in names:
+        read = _STATES.get(name)
+        value = read() if read is not None else None
+        if isinstance(value, bool):
+            parts.append(f"{name} is {value}, was {not value}")
+        elif value is not None:
+            parts.append(f"{name} is {value}, was another")
+        else:
+            parts.append(f"{name} is another")
+    return "; ".join(parts)
 
 
 def _of_expression(guard: str, frame: CompilingFrame) -> str:
