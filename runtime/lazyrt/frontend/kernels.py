@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lazyrt.config import config
+from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import (
     finalisers,
     generators,
@@ -274,7 +275,8 @@ def when_called(
         def compiled() -> Kernel:
             found = find_overload(func) if isinstance(func, str) else func
             assert found is not None
-            with _LOCK:  # nobody replaces names meanwhile
+            # Nobody replaces names meanwhile, and Ctrl-C leaves no half of what is known of an op.
+            with _LOCK, deferred_interrupt():
                 made = make(found)
                 if made.__closure__ is not None:  # written by hand
                     scope["compiled"] = lambda: made
