@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from lazygraph.diff import callees, group_hunks, nested_diffs
@@ -87,7 +87,7 @@ def _counts(found: GraphDiff) -> Iterator[str]:
 
 def _remarks(found: GraphDiff) -> Iterator[str]:
     moved = len(found.moved_parameters)
-    if moved and not _numbers_by_use(found):
+    if moved and not _numbers_by_use(found) and not _keeps_order(found):
         same = "equal up to" if found.cost == 0 else "also:"
         yield f"{same} another order of {plural(moved, 'parameter')}"
     regrouped = found.regrouped
@@ -128,6 +128,13 @@ def _notation(graph: Graph) -> str:
 def _numbers_by_use(found: GraphDiff) -> bool:
     """Return whether the inputs of both sides have the order in which ops first read them."""
     return found.a.source is None and found.b.source is None
+
+
+def _keeps_order(found: GraphDiff) -> bool:
+    """Return whether inputs have other numbers only because some came or went before them."""
+    a, b, partner = found.a.numbers, found.b.numbers, found.partner_a
+    paired = sorted((a[x], b[partner[x]]) for x in a if b.get(partner[x]) is not None)
+    return all(one[1] < other[1] for one, other in pairwise(paired))
 
 
 def dead_text(dead: Sequence[DeadNode]) -> str:

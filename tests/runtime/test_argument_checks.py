@@ -384,7 +384,7 @@ def test_a_barrier_does_not_wait_for_a_check_that_still_runs(monkeypatch):
 
     assert x.sum().item() == 6
     monkeypatch.setattr(
-        completion, "wait_for", lambda data: setattr(data, "ready", True)
+        completion, "wait_for", lambda data, **_: setattr(data, "ready", True)
     )
     with pytest.raises(ArgumentCheckError, match="it is wrong"):
         deferred_asserts.raise_failed(wait=True)

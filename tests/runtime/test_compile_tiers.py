@@ -160,13 +160,15 @@ def test_steps_go_on_while_the_build_is_under_way(monkeypatch):
 @pytest.mark.slow
 def test_a_program_that_ends_waits_for_the_build_under_way():
     code = (
-        "import lazyrt, time, torch\n"
+        "import lazyrt, threading, time, torch\n"
         "from lazyrt import jax_compat\n"
         "from lazyrt.execution import compiler\n"
         "compiler._MAX_FAREWELL_S = 0.01\n"
-        "make = jax_compat.compile_text\n"
+        "make, under_way = jax_compat.compile_text, threading.Event()\n"
         "def slow(*args, fast, **rest):\n"
-        "    time.sleep(0 if fast else 1)\n"
+        "    if not fast:\n"
+        "        under_way.set()\n"
+        "        time.sleep(1)\n"
         "    made = make(*args, fast=fast, **rest)\n"
         "    print('fast' if fast else 'optimised', flush=True)\n"
         "    return made\n"
@@ -175,6 +177,7 @@ def test_a_program_that_ends_waits_for_the_build_under_way():
         "for k in range(40):\n"
         "    x = (x @ x.T).sin() @ x + k\n"
         "lazyrt.mark_step()\n"
+        "under_way.wait(60)\n"
         "print('end', flush=True)\n"
     )
     out = run_python(code, LAZYRT_COMPILE_TIER="tiered", LAZYRT_CACHE_DIR="")

@@ -451,9 +451,9 @@ def test_the_shortest_way_to_run_gives_what_jaxs_own_call_gives(hidden, monkeypa
 def test_numbers_go_to_the_device_whichever_way_jax_offers(monkeypatch):
     numbers = np.array([1.5, 2**53 + 2.0])
     with jax_compat.scope():
-        quick = jax_compat.giver(2, dtype=np.float64)(numbers.copy())
+        quick = jax_compat.giver.__wrapped__(2, dtype=np.float64)(numbers.copy())
         monkeypatch.setattr(jax_compat, "_batched_device_put", None)
-        slow = jax_compat.giver(2, dtype=np.float64)(numbers.copy())
+        slow = jax_compat.giver.__wrapped__(2, dtype=np.float64)(numbers.copy())
     assert quick.dtype == slow.dtype == np.float64
     assert quick.tolist() == slow.tolist() == numbers.tolist()
     assert quick.committed == slow.committed
