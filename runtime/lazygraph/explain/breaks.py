@@ -13,10 +13,11 @@ from lazygraph.explain.compare import FALLBACK, differs, is_break, is_view, posi
 from lazygraph.explain.facts import Fact, Row, follows_from, of_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Side
-    from lazygraph.explain.model import Boundary
+    from lazygraph.explain.model import Boundary, Record
+    from lazygraph.snapshot import Snapshot, Vertex
 
 LEFT = ", left by "
 _BREAK_FIX = (
@@ -61,102 +62,74 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     program may stand elsewhere for many reasons: values that cross it say that it moved.
     """
     old, new = c.a.record.key, c.b.record.key
-    if differs(old.ended_by, new.ended_by):
-        for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
-            end = part.record.key.ended_by
-            rest = whole.unmatched - _front(whole).keys()
-            crosses = _keeps(whole, part, rest)
-            trains = [any(v.backward for v in s.vertices) for s in (part, whole)]
-            # A training step that a read ended keeps values for the rest, an evaluation none.
-            is_evaluation = trains == [False, True] and not crosses
-            if crosses or (is_break(end) and not is_evaluation):
-                cause = old.ended_by if is_break(old.ended_by) and part is c.a else new.ended_by  # fmt: skip
-                closure = _closure(
-                    c, whole, dict.fromkeys(rest, 0), _on_line_of(part, end)
-                )
-                # More variables live within a step than at its end.
-                closure.new.update(_of_both(c.b, c.new_results if part is c.b else ()))
-                closure.gone.update(
-                    _of_both(c.a, c.gone_results if part is c.a else ())
-                )
-                yield _fact(f"ends {what}", old.ended_by, new.ended_by, cause, closure)
-                break
-    if differs(old.began_after, new.began_after):
-        for whole, part, what in ((c.a, c.b, "later"), (c.b, c.a, "earlier")):
-            begins = part.record.key.began_after
-            front = _front(whole)
-            leaves = _handed_on(c, whole, front)
-            if is_break(begins) and (read := _made_before(part, whole)):
-                leaves |= read
-                front |= _from_inputs(whole)
-            if leaves:
-                own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
-                closure = _closure(c, whole, front, own)
-                yield _fact(f"begins {what}", old.began_after, new.began_after,
-                            new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
-                break
+    moved = differs(old.ended_by, new.ended_by)
+    for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
+        is_sure = (
+            moved
+            and is_break(part.record.key.ended_by)
+            and _share_lines(part, whole)
+            and not _is_evaluation(part, whole)
+        )
+        behind = _behind(
+            whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
+        )
+        if is_sure or (behind and (moved or _continues(whole, behind, c.readers))):
+            cause = (
+                old.ended_by
+                if what == "later" and is_break(old.ended_by)
+                else new.ended_by
+            )
+            own = _on_line_of(part, part.record.key.ended_by)
+            closure = Closure(behind, own) if whole is c.a else Closure(own, behind)
+            # More variables live within a step than at its end.
+            closure.new.update(_of_both(c.b, c.new_results if part is c.b else ()))
+            closure.gone.update(_of_both(c.a, c.gone_results if part is c.a else ()))
+            yield _fact(f"ends {what}", old.ended_by, new.ended_by, cause, closure)
+            break
+    moved = differs(old.began_after, new.began_after)
+    for whole, part, what in ((c.a, c.b, "later"), (c.b, c.a, "earlier")):
+        begins = part.record.key.began_after
+        previous = c.step if part is c.b else c.makers
+        previous = [each for each in previous if each is not whole.record]
+        is_rest = is_break(begins) or (part is c.b and _broke_off(previous, whole))
+        is_sure = moved and is_rest and bool(_reads_of(part, previous))
+        front, leaves = _in_front(whole, part, previous if is_sure else ())
+        if is_sure or (front and (moved or _continues(whole, front, c.makers))):
+            own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
+            both = front, own
+            closure = Closure(*(both if whole is c.a else both[::-1]))
+            yield _fact(f"begins {what}", old.began_after, new.began_after,
+                        new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
+            break
 
 
-def _closure(
-    c: Comparison, whole: Side, more: dict[int, int], own: dict[int, int]
-) -> Closure:
-    """Return what one graph has more, and what the line of the break records of the other one."""
-    return Closure(more, own) if whole is c.a else Closure(own, more)
+def _broke_off(previous: list[Record], whole: Side) -> bool:
+    """Return whether the graph that ran last is the front of another one, as its cause says."""
+    why = previous[0].explanation if previous else None
+    return (
+        why is not None
+        and why.against == whole.record.name
+        and why.top.kind == "graph_break"
+    )
 
 
-def _front(side: Side) -> dict[int, int]:
-    """Return what one graph alone computes and both need."""
-    read = {
-        o for k, p in enumerate(side.partner) if p >= 0 for o, _ in side[k].operands
-    }
-    return side.ancestors(read & side.unmatched, side.unmatched.__contains__)
+def _is_evaluation(part: Side, whole: Side) -> bool:
+    """Return whether a graph keeps little of what the other's backward pass reads.
+
+    A training step that a read ended keeps it for the rest; an evaluation does not.
+    """
+    trains = [any(v.backward for v in side.vertices) for side in (part, whole)]
+    return trains == [False, True] and not _behind(whole, part, 2, ())
 
 
-def _keeps(whole: Side, part: Side, rest: set[int]) -> bool:
-    """Return whether a graph keeps, as results, at least half of what the rest of the other reads."""
-    read = {
-        (whole.partner[operand], index)
-        for k in rest
-        for operand, index in whole[k].operands
-        if whole.partner[operand] >= 0 and not whole[operand].is_leaf
-    }
-    hard = {pair for pair in read if not is_view(part[pair[0]])} or read
-    return bool(read) and 2 * len(read & {*part.roots}) >= len(hard)
-
-
-def _handed_on(c: Comparison, whole: Side, front: dict[int, int]) -> set[int]:
-    """Return the inputs of the graph that begins later which the other one's front computes."""
-    part = c.b if whole is c.a else c.a
-    found = set()
-    for _, old, new in c.substitutions:
-        made, leaf = (old, new) if whole is c.a else (new, old)
-        origin = part.origin(leaf)
-        if origin is None or origin.how or origin.graph == whole.record.name:
-            continue
-        lines = position(origin.site), position(whole[made].site)
-        if made in front and (origin.op, lines[0]) == (whole[made].op, lines[1]):
-            found.add(leaf)
-    return found
-
-
-def _made_before(part: Side, whole: Side) -> set[int]:
-    """Return the inputs that earlier graphs computed and that are no state of the program."""
-    return {
-        leaf
-        for leaf, origin in part.snapshot.origins.items()
-        if part.partner[leaf] < 0 and origin.step >= 0 and not origin.how
-        if origin.graph != whole.record.name and not _is_state(part, leaf)
-    }
-
-
-def _from_inputs(side: Side) -> dict[int, int]:
-    """Return what one graph alone computes of nothing that both compute."""
-    found: dict[int, int] = {}
-    for k in sorted(side.unmatched):
-        read = [o for o, _ in side[k].operands if not side[o].is_leaf]
-        if not side[k].is_leaf and all(o in found for o in read):
-            found[k] = 0
-    return found
+def _share_lines(one: Side, other: Side) -> bool:
+    """Return whether both graphs run some op of some line."""
+    return any(
+        partner >= 0
+        and not one[k].is_leaf
+        and position(one[k].site) == position(other[partner].site)
+        for k, partner in enumerate(one.partner)
+    )
 
 
 def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:
@@ -171,6 +144,14 @@ def _of_both(side: Side, results: Iterable[int]) -> Iterator[int]:
     return (k for k in results if side.partner[side.roots[k][0]] >= 0)
 
 
+def _reads_of(side: Side, records: Iterable[Record]) -> set[int]:
+    """Return the inputs that some graphs computed."""
+    names = {record.name for record in records}
+    return {
+        leaf for leaf, origin in side.snapshot.origins.items() if origin.graph in names
+    }
+
+
 def _fact(
     what: str, old: Boundary, new: Boundary, cause: Boundary, closure: Closure
 ) -> Fact:
@@ -181,6 +162,113 @@ def _fact(
             "kind": "fallback" if cause[0].startswith(FALLBACK) else "graph_break"}  # fmt: skip
     before = Row(old[0], text, site=old[1], more=more)
     return Fact("break", before, Row(new[0], text, site=new[1], more=more))
+
+
+def _visits(
+    graph: Side | Snapshot | None, vertices: Iterable[int] | None = None
+) -> set[Hashable]:
+    """Return the lines and ops of vertices."""
+    if graph is None:
+        return set()
+    numbers = range(len(graph.vertices)) if vertices is None else vertices
+    return {_key(graph.vertices[k]) for k in numbers if not graph.vertices[k].is_leaf}
+
+
+def _key(vertex: Vertex) -> Hashable:
+    return (position(vertex.site), vertex.op, vertex.backward)
+
+
+def _continues(
+    side: Side, vertices: Iterable[int], neighbours: Iterable[Record]
+) -> bool:
+    """Return whether the graphs that ran next to the one before did the same work.
+
+    Where both boundaries are one line, as in a loop, this tells a boundary that came in another
+    round from a loop of another number of rounds.
+    """
+    keys = _visits(side, vertices)
+    return any(
+        len(keys & _visits(record.snapshot)) * 2 > len(keys) for record in neighbours
+    )
+
+
+def _behind(
+    whole: Side, part: Side, share: int, after: Iterable[Record]
+) -> dict[int, int]:
+    """Return what one graph computes behind the end of the other one; empty if nothing.
+
+    Args:
+        whole: The graph that goes on.
+        part: The graph that ends. What the rest reads, it keeps; a graph that does something else
+            does not.
+        share: At least 1 of so many values that the rest reads is kept; 1 asks for none.
+        after: The graphs that ran after `part` and went on with its results.
+    """
+    read: set[tuple[int, int]] = set()
+    first = set()
+    for k in whole.unmatched:
+        for operand, index in whole[k].operands:
+            partner = whole.partner[operand]
+            same = partner >= 0 and whole[operand].op == part[partner].op
+            if same and not part[partner].is_leaf:
+                read.add((partner, index))
+                first.add(k)
+    kept = read & {*part.roots}
+    hard = {pair for pair in read if not is_view(part[pair[0]])} or read
+    if share > 1 and (not read or share * len(kept) < len(hard)):
+        return {}
+    if share == 1:
+        first = {
+            k
+            for k in first
+            if any((whole.partner[o], i) in kept for o, i in whole[k].operands)
+        }
+        ran = {key for record in after for key in _visits(record.snapshot)}
+        first |= {k for k in whole.unmatched if _key(whole[k]) in ran}
+    found = whole.downstream(first, whole.unmatched.__contains__)
+    found.update(dict.fromkeys(whole.dominated((), found), 0))
+    return found
+
+
+def _in_front(
+    whole: Side, part: Side, before: Iterable[Record]
+) -> tuple[dict[int, int], set[int]]:
+    """Return what one graph computes in front of the other's beginning, and what that reads of it.
+
+    Args:
+        whole: The graph that begins earlier.
+        part: The graph that begins within it.
+        before: The graphs that ran in front of `part`, where a graph break says so.
+    """
+    leaves, made = _reads_of(part, before), set()
+    ran = {key for record in before for key in _visits(record.snapshot)}
+    made |= {k for k in whole.unmatched if _key(whole[k]) in ran}
+    by_line: dict[object, list[int]] = {}
+    for k in whole.unmatched:
+        vertex = whole[k]
+        if not vertex.is_leaf:
+            key = (vertex.op, position(vertex.site), vertex.types[0])
+            by_line.setdefault(key, []).append(k)
+    for leaf in part.leaves:
+        origin = part.origin(leaf)
+        if origin is None or origin.step < 0 or origin.how or _is_state(part, leaf):
+            continue
+        if origin.graph == whole.record.name:
+            continue
+        key = (origin.op, position(origin.site), part[leaf].types[0])
+        found = {*by_line.get(key, ())} if part.partner[leaf] < 0 else set()
+        for reader in part.users[leaf]:
+            partner = part.partner[reader]
+            if partner >= 0:
+                slots = zip(
+                    part[reader].operands, whole[partner].operands, strict=False
+                )
+                found |= {o for (m, _), (o, _) in slots if m == leaf}
+        found = {k for k in found if k in whole.unmatched and not whole[k].is_leaf}
+        if found:
+            leaves.add(leaf)
+            made |= found
+    return whole.ancestors(made, whole.unmatched.__contains__), leaves
 
 
 def _is_state(side: Side, leaf: int) -> bool:

@@ -211,6 +211,8 @@ class Comparison:
         rewired: Vertices of `b` that read something else than their partner.
         new_results, gone_results: Positions among the results that one side alone has.
         step: Graphs of the same step that ran before the new one, the latest first.
+        readers: Graphs that read results of the graph before, and end elsewhere.
+        makers: Graphs whose results the graph before reads, and that end elsewhere.
         switched: Modules that train on one side and are evaluated on the other.
     """
 
@@ -218,6 +220,7 @@ class Comparison:
         self,
         before: Record,
         now: Record,
+        records: Iterable[Record] = (),
         runs: Iterable[Record] = (),
         source: Source = NO_SOURCE,
     ) -> None:
@@ -242,6 +245,17 @@ class Comparison:
         self.a.free |= {self.b.partner[k] for k in self.rewired}
         self.new_results, self.gone_results = self._unpaired_results()
         self.step = list(_same_step(runs))
+        made = {origin.graph for origin in before.snapshot.origins.values()}
+        self.readers = [
+            record
+            for record in records
+            if _is_neighbour(record, before) and _reads(record, before.name)
+        ]
+        self.makers = [
+            record
+            for record in records
+            if record.name in made and _is_neighbour(record, before)
+        ]
         self.switched: set[str] = set()
 
     @cached_property
@@ -380,3 +394,16 @@ def _same_step(runs: Iterable[Record]) -> Iterator[Record]:
         yield record
         if not is_break(record.key.began_after):
             return
+
+
+def _is_neighbour(record: Record, other: Record) -> bool:
+    return (
+        record is not other
+        and record.snapshot is not None
+        and differs(record.key.ended_by, other.key.ended_by)
+    )
+
+
+def _reads(record: Record, graph: str) -> bool:
+    assert record.snapshot is not None
+    return any(origin.graph == graph for origin in record.snapshot.origins.values())

@@ -79,7 +79,7 @@ def explain(
     if other.fingerprint == record.fingerprint:
         found = tuple(of_key(other, record))
         return _explanation(record, found or (_new_program(record),), other, 1.0)
-    c = Comparison(other, record, runs, source)
+    c = Comparison(other, record, history, runs, source)
     said, unexplained = _causes(c)
     earlier = {each.name: each.explanation for each in history}
     said = with_growth(said, other.name, earlier.get)
