@@ -140,13 +140,12 @@ class _Order:
             yield rounds
 
     def _lasting(self) -> set[int]:
-        """Return what is made of inputs alone and read again and again: it is no one round's."""
+        """Return what reads inputs alone, or nothing, and is read again and again: it is no one round's."""
         found: set[int] = set()
         for position, box in enumerate(self._boxes):
             sources = self._inputs[position]
             if (
                 box.members
-                and sources
                 and len(self._users[position]) >= _LEAST_ROUNDS
                 and all(s in found or not self._boxes[s].members for s in sources)
             ):
