@@ -12,6 +12,7 @@ import lazyrt
 from lazygraph import parse
 from lazygraph.graph import InheritedOrigin
 from lazygraph.read.hlo import modules
+from lazyrt import config
 from lazyrt.execution.dumps import DumpForm, text_of
 from tests.harness import DEVICE, cold_start
 
@@ -29,6 +30,13 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.head(self.encoder(self.embed(x)))
+
+
+@pytest.fixture(autouse=True)
+def _whole():
+    """The dump of a step that shares layers is of another program, a whole one."""
+    with config.scoped(share_layers=False):
+        yield
 
 
 def trained(dropout):

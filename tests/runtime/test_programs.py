@@ -109,11 +109,11 @@ def integers_are_shifted_in_place(d, x):
 
 
 def margins_of_a_single_sample(d, x):
-    label, labels = torch.tensor(1, device=d), torch.tensor([1, 2, -1, 0, 0, 0])
+    label, labels = torch.tensor([1], device=d), torch.tensor([1, 2, -1, 0, 0, 0])
     row = x[0].requires_grad_()
     losses = [
         functional.multi_margin_loss(row, label, reduction="none"),
-        functional.multi_margin_loss(row, label[None], p=2, reduction="none"),
+        functional.multi_margin_loss(row, label, p=2, reduction="none"),
         functional.multilabel_margin_loss(row, labels.to(d), reduction="none"),
     ]
     torch.stack([loss.sum() for loss in losses]).sum().backward()

@@ -252,7 +252,7 @@ def test_a_call_that_fails_draws_nothing():
     weights, out = torch.ones(3).to(DEVICE), torch.zeros(1, dtype=torch.long).to(DEVICE)
     before = MODULE.get_rng_state()
 
-    with pytest.raises(RuntimeError, match="cannot draw 0 samples"):
+    with pytest.raises(RuntimeError, match="cannot sample n_sample <= 0"):
         torch.multinomial(weights, 0, out=out)
 
     assert torch.equal(MODULE.get_rng_state(), before)
