@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import Fact, Row, in_scope
-from lazygraph.numbers import listed, plural
+from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Side
     from lazygraph.snapshot import Vertex
-    from lazygraph.source_location import SourceLocation
 
 
 @dataclass
@@ -134,6 +132,18 @@ def region(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
+def call(c: Comparison, fact: Fact) -> Closure:
+    """What a module records, and what reads nothing else."""
+    found = line(c, fact)
+    for side, into in ((c.a, found.a), (c.b, found.b)):
+        for k in range(len(side.vertices)) if into else ():
+            if k not in into and k in side.unmatched:
+                read = [o for o, _ in side[k].operands if not side[o].is_leaf]
+                if read and all(o in into for o in read):
+                    into[k] = 1
+    return found
+
+
 def reading(c: Comparison, fact: Fact) -> Closure:
     """What reads the rows, and what reads or feeds nothing else."""
     found = Closure()
@@ -168,7 +178,21 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         seeds = owned(side, [path])
         ranks.update(seeds)
         into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
+        if seeds:
+            _add_updates(c, found)
     return found
+
+
+def _add_updates(c: Comparison, found: Closure) -> None:
+    """Add what one side alone updates parameters by: of others, an optimizer has other ops."""
+    lines = update_lines(c.a) | update_lines(c.b)
+    for side, into in ((c.a, found.a), (c.b, found.b)):
+        for k in side.unmatched - into.keys():
+            vertex = side[k]
+            if position(vertex.site) in lines and not (
+                vertex.is_leaf or vertex.scope or vertex.backward
+            ):
+                into[k] = 1
 
 
 PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
@@ -258,24 +282,23 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
     sides = (c.a, best_a), (c.b, best_b)
     for side, best in sides:
-        _flood(side, best, side.unmatched, _by_line(side, best))
-    _claim_pairs(c, best_a, best_b)
-    lines = _by_line(c.a, best_a) | _by_line(c.b, best_b)
+        _flood(side, best, side.unmatched)
+    if _claim_replaced(c, best_a, best_b):
+        for side, best in sides:
+            _flood(side, best, side.unmatched)
+    left = _claim_changed(c, best_a, best_b)
     for side, best in sides:
-        _flood(side, best, side.free, lines)
-    left = 0
-    for edits, best, kind in (
-        (c.b.unmatched, best_b, "added"),
-        (c.a.unmatched, best_a, "removed"),
-        (c.changed, best_b, "changed"),
-    ):
-        counts = Counter(best[k] for k in edits if k in best)
-        left += len(edits) - counts.total()
-        for claim, count in counts.items():
-            setattr(claim, kind, count)
-    for ranks, side, best, of, inside in (
-        (c.new_results, c.b, best_b, "new", "b"),
-        (c.gone_results, c.a, best_a, "gone", "a"),
+        _flood(side, best, side.free)
+        for k in side.unmatched:
+            if (found := best.get(k)) is None:
+                left += 1
+            elif side is c.b:
+                found.added += 1
+            else:
+                found.removed += 1
+    for ranks, side, best, of in (
+        (c.new_results, c.b, best_b, "new"),
+        (c.gone_results, c.a, best_a, "gone"),
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
@@ -283,9 +306,14 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
                 m
                 for m in claims
                 if rank in getattr(m.closure, of)
-                and (side.partner[vertex] >= 0 or vertex in getattr(m.closure, inside))
+                and (
+                    side.partner[vertex] >= 0
+                    or vertex in (m.closure.b if of == "new" else m.closure.a)
+                )
             ]
-            options += [best[vertex]] if vertex in best else []
+            by_vertex = best.get(vertex)
+            if by_vertex is not None and by_vertex not in options:
+                options.append(by_vertex)
             if options:
                 min(options, key=lambda m: m.rank).results += 1
     return left
@@ -301,17 +329,69 @@ def _best(claims: list[Claim], of: str) -> dict[int, Claim]:
     return {vertex: claim for vertex, (_, claim) in best.items()}
 
 
-def _claim_pairs(
+def _follows(c: Comparison, vertex: int, best: dict[int, Claim]) -> Claim | None:
+    """Return the claim of what a changed vertex reads: 1/N of a mean reads nothing that changed."""
+    near = [best[o] for o, _ in c.b[vertex].operands if o in best]
+    return min(near, key=lambda m: m.rank, default=None)
+
+
+def _claim_changed(
     c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
-) -> None:
-    """Give pairs that differ to a claim of theirs, or of what they read."""
-    for k in (*c.changed, *c.rewired):
-        partner = c.b.partner[k]
+) -> int:
+    """Give pairs that differ to a claim; return how many changed ones no claim holds."""
+    lines = _by_line(c.b, best_b)
+    pairs = [*c.changed.items(), *((k, c.b.partner[k]) for k in c.rewired)]
+    waiting: list[tuple[int, int]] = []
+    left = 0
+
+    def give(k: int, partner: int, claim: Claim) -> None:
+        best_b[k] = claim
+        best_a.setdefault(partner, claim)
+        claim.changed += k in c.changed
+
+    for k, partner in pairs:
         options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
-        options = options or [best_b[o] for o, _ in c.b[k].operands if o in best_b]
-        if options:
-            best_b[k] = min(options, key=lambda m: m.rank)
-            best_a.setdefault(partner, best_b[k])
+        found = min(options, key=lambda m: m.rank, default=None)
+        found = found or _follows(c, k, best_b)
+        if found is None:
+            waiting.append((k, partner))
+        else:
+            give(k, partner, found)
+    for k, partner in reversed(waiting):
+        # A gradient's 1/N reads nothing that changed, and what reads it does.
+        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
+        found = min(readers, key=lambda m: m.rank, default=None)
+        if found is None and c.b[k].backward:
+            found = lines.get(_line_of(c.b[k]))
+        if found is None:
+            left += k in c.changed
+        else:
+            give(k, partner, found)
+    return left
+
+
+def _claim_replaced(
+    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> bool:
+    """Give what was replaced to the claim of what replaced it; return whether any was.
+
+    Two edits replace each other where the two of a pair read them in one slot, or where one line
+    and module record them.
+    """
+    before = len(best_a) + len(best_b)
+    for _, old, new in c.substitutions:
+        if old in c.a.unmatched and new in c.b.unmatched:
+            if old not in best_a and new in best_b:
+                best_a[old] = best_b[new]
+            elif new not in best_b and old in best_a:
+                best_b[new] = best_a[old]
+    lines_a, lines_b = _by_line(c.a, best_a), _by_line(c.b, best_b)
+    for side, best, lines in ((c.a, best_a, lines_b), (c.b, best_b, lines_a)):
+        for k in side.unmatched - best.keys():
+            claim = lines.get(_line_of(side[k]))
+            if claim is not None and not side[k].is_leaf:
+                best[k] = claim
+    return len(best_a) + len(best_b) > before
 
 
 def _line_of(vertex: Vertex) -> Hashable:
@@ -327,9 +407,7 @@ def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
     return {line: found.most_common(1)[0][0] for line, found in counts.items()}
 
 
-def _flood(
-    side: Side, best: dict[int, Claim], seeds: set[int], lines: dict[Hashable, Claim]
-) -> None:
+def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
     """Give what no closure holds to its line's cause, else to that of its neighbours.
 
     Autograd records an op's gradient with the op's line and module.
@@ -338,13 +416,13 @@ def _flood(
         side: One of the graphs.
         best: The claim of each vertex that has one; gains entries.
         seeds: Vertices from which a claim spreads.
-        lines: The claim of most edits of each line and module.
     """
-    for k in sorted(seeds - best.keys()):
+    lines = _by_line(side, best)
+    for k in sorted(side.unmatched - best.keys()):
         claim = lines.get(_line_of(side[k]))
-        if claim is not None and (k in side.unmatched or side[k].backward):
+        if claim is not None and side[k].backward:
             best[k] = claim
-    left = seeds - best.keys()
+    left = side.unmatched - best.keys()
     queue = [k for k in best if k in seeds]
     for k in queue:
         for other in (*(o for o, _ in side[k].operands), *side.users[k]):
@@ -352,60 +430,3 @@ def _flood(
                 left.discard(other)
                 best[other] = best[k]
                 queue.append(other)
-
-
-# How a message names things: the fields that the templates of causes may use.
-
-Fields = dict[str, Any]
-
-
-def at(site: SourceLocation | None) -> str:
-    """Return ` at cell 3 line 2`, or nothing for an unknown line."""
-    return f" at {site}" if site is not None else ""
-
-
-def in_brackets(site: SourceLocation | None) -> str:
-    """Return ` (cell 3 line 2)`, or nothing for an unknown line."""
-    return f" ({site})" if site is not None else ""
-
-
-def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
-    """Return the fields of a cause: of its first fact, and of all where several share a sentence.
-
-    Args:
-        c: The two graphs.
-        claims: Facts of one cause, the one that most follows from first.
-
-    Returns:
-        name, names, called: What the user calls the first one, all of them, the first one or else
-        the line that reads it. text, before, now: How the rows show themselves. at, before_at:
-        Lines. s, is_, was, an_input, others: The forms of words for one or several. here, there:
-        `in this step`, and the name of the graph before, for what one side alone has. sizes: Of
-        what has another size along one axis, that size before and now.
-    """
-    facts = [claim.fact for claim in claims]
-    fact, row = facts[0], facts[0].row
-    many = len(facts) > 1
-    origin = row.more.get("origin")
-    return {
-        "name": row.name,
-        "names": listed(f.row.name for f in facts) or plural(len(facts), "tensor"),
-        "called": f"`{row.name}`" if row.name else f"(read{at(row.site)})",
-        "text": row.text,
-        "before": fact.before.text if fact.before else "",
-        "now": fact.now.text if fact.now else "",
-        "at": at(row.site),
-        "before_at": at(fact.before.site) if fact.before else "",
-        "others": f" (and {len(facts) - 1} more)" if many else "",
-        "s": "s" if many else "",
-        "is_": "are" if many else "is",
-        "was": "were" if many else "was",
-        "it": "them" if many else "it",
-        "an_input": "inputs" if many else "an input",
-        "graph_before": c.a.record.name,
-        "holder": row.more.get("holder", ""),
-        "op": row.more.get("op", ""),
-        "origin_step": origin.step if origin is not None else "",
-        "variable": row.name,
-        "sizes": (),
-    }

@@ -11,19 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
-from lazygraph.explain.attribute import at, in_brackets
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import dtype_of, shape_of, update_lines
+from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
+from lazygraph.explain.sentences import at, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazygraph.explain.attribute import Claim, Closure, Fields
+    from lazygraph.explain.attribute import Claim, Closure
     from lazygraph.explain.compare import Comparison, Side
     from lazygraph.explain.facts import Fact, Row
     from lazygraph.explain.model import Kind
+    from lazygraph.explain.sentences import Fields
     from lazygraph.snapshot import Vertex
 
 
@@ -35,7 +36,7 @@ class CauseRow:
         kind: Its name.
         of: The table of facts that it reads.
         holds: Whether a fact is this cause.
-        says: The sentence; `attribute.fields_of` lists what it may name.
+        says: The sentence; `sentences.fields_of` lists what it may name.
         fix: What to do.
         spread: What follows from it.
         group: What facts of one sentence share.
@@ -106,6 +107,37 @@ def _new_or_gone(
     return more
 
 
+# LBFGS calls the user's closure in the middle of its step, and decides by values how it goes on.
+
+
+def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+    both = [dict.fromkeys(side.free, 0) for side in (c.a, c.b)]
+    return spread.Closure(both[0], both[1], {*c.gone_results}, {*c.new_results})
+
+
+def _directions(c: Comparison, claims: list[Claim]) -> Fields:
+    fact = claims[0].fact
+    assert fact.before is not None
+    assert fact.now is not None
+    if fact.before.text == fact.now.text:
+        return {
+            "does": f"goes another way than in {c.a.record.name}, by the values that it reads"
+        }
+    old, new = (int(row.text) for row in (fact.before, fact.now))
+    number = plural(new, "earlier direction") if new else "no earlier direction"
+    return {"does": f"computes with {number}, {old or 'none'} in {c.a.record.name}"}
+
+
+@cause(
+    "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
+    says="LBFGS{at} {does}",
+    fix="nothing to do: each way through its step is one graph, and so is each number of "
+    "directions up to `history_size`; a smaller one compiles fewer",
+)  # fmt: skip
+def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
 # Settings ---------------------------------------------------------------------------------------
 
 
@@ -135,6 +167,14 @@ for _kind, _says, _fix in (
           spread=_eager_inputs if _kind == "mode" else spread.alone)(_always)  # fmt: skip
 
 
+@cause(
+    "mode", of="ran_eagerly", spread=_eager_inputs, fix=_MODE_FIX,
+    says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
+)  # fmt: skip
+def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
+
+
 # Boundaries -------------------------------------------------------------------------------------
 
 
@@ -148,7 +188,7 @@ def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
 
 
-cause(
+@cause(
     "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
     fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
     "run with whichever step comes next",
@@ -156,14 +196,16 @@ cause(
         "ops": plural(claims[0].fact.row.more["ops"], "operation"),
         "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
     },
-)(_always)  # fmt: skip
+)  # fmt: skip
+def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return True
 
 
 cause(
     "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
-)(_always)  # fmt: skip
+)(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
 
 
 # Inputs that are one tensor ---------------------------------------------------------------------
@@ -220,7 +262,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
         return False
     one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
-    known = holders & {"gradient", "optimizer"}
+    known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
     return bool(one and other) and one != other and not known
 
 
@@ -284,17 +326,79 @@ _add_modules(
 )  # fmt: skip
 
 
-def _paths(c: Comparison, claims: list[Claim]) -> Fields:
+def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return the modules that were called, by the names of their parameters where they have any."""
+    side = c.b if claims[0].fact.is_new else c.a
+    names = side.snapshot.leaf_names.values()
+    paths = {name.text.rpartition(".")[0] for name in names if name.holder == "module"}
+    scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
+    known = {
+        scope: next((path for path in sorted(paths) if in_scope(scope, path)), "")
+        for scope in scopes
+    }
+    return _called(c, claims, [known[scope] or scope for scope in scopes])
+
+
+@cause(
+    "module_call", of="visit", spread=spread.call, group=_direction, more=_scopes,
+    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
+    fix="call the same modules in each step; each choice of modules costs one compile",
+)  # fmt: skip
+def _module_call(c: Comparison, fact: Fact) -> bool:
+    scope = fact.row.more["scope"]
+    return (
+        bool(scope)
+        and scope not in c.switched
+        and not any(in_scope(scope, path) for path in c.modules)
+        and not _ran(c.a if fact.is_new else c.b, fact.row)
+        and not _reads_parameters_of(c, scope)
+    )
+
+
+def _reads_parameters_of(c: Comparison, scope: str) -> bool:
+    """Return whether both graphs read parameters of a module: then both have called it.
+
+    An op that equals one of an earlier step has the module that recorded it first.
+    """
+    names = c.a.read & c.b.read
+    return any(in_scope(scope, name.rpartition(".")[0]) for name in names)
+
+
+def _ran(side: Side, row: Row) -> bool:
+    """Return whether a graph has something of a module's call, or of its children's.
+
+    The outermost module's scope is its class: what its function records is in the same function.
+    """
+    scope, site = row.more["scope"], row.site
+    paths = {name.rpartition(".")[0] for name in side.names}
+    is_outermost = not any(in_scope(scope, path) for path in paths)
+    return any(
+        vertex.scope == scope
+        or vertex.scope.startswith(f"{scope}.")
+        or (
+            is_outermost
+            and site is not None
+            and vertex.site is not None
+            and (vertex.site.file, vertex.site.function) == (site.file, site.function)
+        )
+        for vertex in side.vertices
+    )
+
+
+def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
     """Return how a sentence names modules that one side calls: several parts of one are one."""
-    names = [claim.fact.row.name.rpartition(".")[0] for claim in claims]
+    fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
     many = len(set(names)) > 1
-    return _new_or_gone("called", "not called", "called", "was_called")(c, claims) | {
+    forms = {
         "s": "s" if many else "",
         "is_": "are" if many else "is",
         "was": "were" if many else "was",
-        "paths": listed(names),
-        "variable": names[0],
     }
+    return {**fields, **forms, "paths": listed(names), "variable": names[0]}
+
+
+def _paths(c: Comparison, claims: list[Claim]) -> Fields:
+    return _called(c, claims, [m.fact.row.name.rpartition(".")[0] for m in claims])
 
 
 def _reading(c: Comparison, fact: Fact) -> Closure:
@@ -318,7 +422,13 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
         bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
         and any(position(side[user].site) not in updating for user in side.users[leaf])
+        and not any(_is_alone(side[user].scope, other) for user in side.users[leaf])
     )
+
+
+def _is_alone(scope: str, other: Side) -> bool:
+    """Return whether the other side calls no such module: then that is said of the module."""
+    return bool(scope) and all(vertex.scope != scope for vertex in other.vertices)
 
 
 def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -385,6 +495,18 @@ def _option(c: Comparison, fact: Fact) -> bool:
 
 
 @cause(
+    "update", of="optimizer", spread=spread.on_line,
+    group=_direction,
+    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
+    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
+    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
+    "or amsgrad, costs a compile",
+)  # fmt: skip
+def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return bool(c.a.updated & c.b.updated)
+
+
+@cause(
     "update", of="update", spread=spread.owner,
     group=_direction,
     more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
@@ -398,7 +520,22 @@ def _update(c: Comparison, fact: Fact) -> bool:
     # What a module that is not called would read is not updated.
     leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
     readers = [user for leaf in leaves for user in side.users[leaf]]
-    return fact.row.name in other.read or not any(side[k].scope for k in readers)
+    return not any(_is_alone(side[user].scope, other) for user in readers)
+
+
+@cause(
+    "update", of="result", spread=spread.dominated,
+    group=_direction,
+    more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
+    says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
+    fix="nothing to do where both come back; else freeze and unfreeze parameters "
+    "(`requires_grad_`) before the loop",
+)  # fmt: skip
+def _gradients(c: Comparison, fact: Fact) -> bool:
+    if fact.row.more["holder"] != "gradient":
+        return False
+    names = (c.a if fact.is_new else c.b).names
+    return fact.row.name.rpartition(".")[0] in names and fact.row.name not in names
 
 
 # Results of earlier steps -----------------------------------------------------------------------
@@ -485,6 +622,21 @@ cause(
     "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )(_always)  # fmt: skip
+
+
+@cause(
+    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
+    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
+)  # fmt: skip
+def _was_computed(c: Comparison, fact: Fact) -> bool:
+    if fact.before is None or fact.now is None:
+        return False
+    origin = fact.now.more.get("origin")
+    if origin is None or origin.graph in c.parts:
+        return False
+    is_result = origin.step >= 0 and not origin.how
+    is_input = fact.before.value == "op" and fact.now.value == "input"
+    return is_input and is_result and fact.now.name not in c.a.read
 
 
 # Inputs -----------------------------------------------------------------------------------------

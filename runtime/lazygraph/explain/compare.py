@@ -214,6 +214,7 @@ class Comparison:
         readers: Graphs that read results of the graph before, and end elsewhere.
         makers: Graphs whose results the graph before reads, and that end elsewhere.
         switched: Modules that train on one side and are evaluated on the other.
+        modules: Modules that one side alone has.
     """
 
     def __init__(
@@ -257,6 +258,7 @@ class Comparison:
             if record.name in made and _is_neighbour(record, before)
         ]
         self.switched: set[str] = set()
+        self.modules: set[str] = set()
 
     @cached_property
     def parts(self) -> set[str]:

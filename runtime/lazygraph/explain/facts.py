@@ -206,6 +206,18 @@ def _setting(side: Side, value: str) -> Table:
     return {"": Row(value, value or "unknown", site=side.record.key.ended_by[1])}
 
 
+@table("ran_eagerly")
+def ran_eagerly(side: Side) -> Table:
+    """Inputs that a debug mode computed outside of a step's graph."""
+    found: Table = {}
+    for leaf, origin in side.snapshot.origins.items():
+        if origin.how.endswith("mode"):
+            row = _input_row(side, leaf)
+            row.more["how"] = origin.how
+            found[(row.name or origin.op, position(origin.site), len(found))] = row
+    return found
+
+
 @of_pairs
 def cell_work(comparison: Comparison) -> Iterator[Fact]:
     """Work that earlier cells of a notebook left pending.
@@ -384,6 +396,42 @@ def created(side: Side) -> Table:
         for k, name in side.snapshot.root_names.items()
         if name.holder in {"module", "optimizer"} and name.text not in side.read
     }  # fmt: skip
+
+
+@table("optimizer")
+def optimizers(side: Side) -> Table:
+    """What optimizers keep of each parameter: the last part of its name."""
+    kept: dict[str, list[int]] = {}
+    for k, name in side.snapshot.root_names.items():
+        if name.holder.startswith("optimizer"):
+            kept.setdefault(name.text.rpartition(".")[2], []).append(k)
+    return {
+        what: Row("", what, what, tuple(side.roots[k][0] for k in ranks), ranks[0],
+                  side.site([side.roots[k][0] for k in ranks]), {"ranks": ranks})
+        for what, ranks in kept.items()
+    }  # fmt: skip
+
+
+@table("lbfgs")
+def lbfgs(side: Side) -> Table:
+    """How many earlier directions LBFGS computes with."""
+    kept = [
+        leaf
+        for leaf, n in side.snapshot.leaf_names.items()
+        if n.holder == "optimizer LBFGS"
+    ]
+    made = [
+        k for k, n in side.snapshot.root_names.items() if n.holder == "optimizer LBFGS"
+    ]
+    if not kept and not made:
+        return {}
+    names = {side.snapshot.leaf_names[leaf].text for leaf in kept}
+    number = sum(".old_dirs[" in name for name in names)
+    site = side.site([side.roots[k][0] for k in made] or kept)
+    ended = position(side.record.key.ended_by[1])
+    return {
+        "": Row((number, ended, len(side.vertices)), str(number), "", (), site=site)
+    }
 
 
 # Modules ---------------------------------------------------------------------------------------

@@ -8,14 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
-from lazygraph.explain.attribute import (
-    Claim,
-    at,
-    attribute,
-    fields_of,
-    in_brackets,
-    spread_together,
-)
+from lazygraph.explain.attribute import Claim, attribute, spread_together
 from lazygraph.explain.compare import (
     FALLBACK,
     LIMIT,
@@ -32,6 +25,7 @@ from lazygraph.explain.model import (
     Explanation,
 )
 from lazygraph.explain.nearest import nearest
+from lazygraph.explain.sentences import at, fields_of, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
@@ -107,6 +101,7 @@ def _latest(history: History) -> Iterator[Record]:
 def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     facts = facts_of(c)
     c.switched = {fact.row.name for fact in facts if fact.table == "training"}
+    c.modules = {fact.row.name for fact in facts if fact.table == "module"}
     if _is_other_step(c, facts):
         modes = _claims(c, [fact for fact in facts if fact.table == "training"])
         return (_other_step(c), *([_cause(c, modes)] if modes else ())), 0

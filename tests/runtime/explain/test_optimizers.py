@@ -1,10 +1,11 @@
-"""What an optimizer updates, keeps and computes."""
+"""What an optimizer updates, keeps and computes, and what LBFGS does by values."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import lazyrt
 from tests.harness import DEVICE
@@ -158,3 +159,47 @@ def test_a_metric_that_counts_from_now_on_is_written_to():
     cause = the_cause("update")
     assert cause.text.startswith("`correct` f32[] is written to at test_optimizers.py:")
     assert cause.variable == "correct"
+
+
+def fit_by_lbfgs(*, mark, **options):
+    """Train by LBFGS; `mark` says where steps end: `closure`, `step` or `block`."""
+    net = nn.Linear(3, 2).to(DEVICE)
+    numbers = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(8, n, generator=numbers).to(DEVICE) for n in (3, 2))
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, **options)
+    lazyrt.mark_step()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = functional.mse_loss(net(x), y)
+        loss.backward()
+        if mark == "closure":
+            lazyrt.mark_step()
+        return loss
+
+    for _ in range(2):
+        if mark == "block":
+            with lazyrt.step(on_read="allow"):
+                optimizer.step(closure)
+        else:
+            optimizer.step(closure)
+            lazyrt.mark_step()
+    found = [record.explanation for record in lazyrt.compiled_graphs()]
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize(
+    ("mark", "search"),
+    [("closure", None), ("step", None), ("block", "strong_wolfe")],
+)
+def test_each_graph_of_lbfgs_has_one_cause_and_says_what_is_other(mark, search):
+    found = fit_by_lbfgs(mark=mark, line_search_fn=search)
+
+    assert {len(each.causes) for each in found} == {1}
+    assert {each.unexplained for each in found} == {0}
+    told = [each.text for each in found if each.text.startswith("LBFGS at ")]
+    assert any(" computes with 1 earlier direction, none in graph." in t for t in told)
+    assert not any(" 0 earlier" in t for t in told)
+    assert "`history_size`" in next(
+        each.top.fix for each in found if "earlier direction" in each.text
+    )
