@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, shorten
 from lazyviz.render import html, text
-from lazyviz.render.html import Fragment
+from lazyviz.render.html import Fragment, markup
 from lazyviz.render.text import duration, plural
 
 if TYPE_CHECKING:
@@ -425,6 +425,7 @@ _HEADER = ["metric", "samples", "total", "printed as", "mean", _SPREAD, _RATE, "
 # What a page shows of these; the rest is folded, and what was printed stands below the total.
 _NARROW = ("samples", "total", "mean", "50 %", "99 %")
 _MEDIAN, _TAIL = 50.0, 99.0
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)")
 _WINDOW_NOTE = (
     "samples and total are over everything, the rest over the latest 1,024 samples"
 )
@@ -643,7 +644,10 @@ def _narrow(wide: Table) -> Table:
     """Return a table that fits a narrow notebook: long names may break."""
     header, rows = wide.header, wide.rows
     keep = [k for k, title in enumerate(header) if title in _NARROW]
-    cells = [[row[0], *(row[k] for k in keep)] for row in rows]
+    names = [Fragment(_HUMP.sub("<wbr/>", markup(str(row[0])))) for row in rows]
+    cells = [
+        [name, *(row[k] for k in keep)] for name, row in zip(names, rows, strict=True)
+    ]
     if "printed as" in header:
         total, printed = header.index("total"), header.index("printed as")
         at = keep.index(total) + 1
