@@ -136,6 +136,13 @@ def softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
     return _softmax(cast(x, ctx.compute), dim)
 
 
+@lowers("aten._safe_softmax.default")
+def safe_softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    masked = jnp.all(x == -math.inf, axis=dim, keepdims=True)
+    return jnp.where(masked, zeros_like(x), _softmax(x, dim))
+
+
 @lowers("aten._log_softmax.default")
 def log_softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
     return _log_softmax(cast(x, ctx.compute), dim)
