@@ -128,7 +128,7 @@ class Profile(Displayed):
         return bool(self._open)
 
     def start(self) -> Self:
-        """Begin.
+        """Begin, once the device has finished what is under way, if this is the profiled thread.
 
         Raises:
             ProfileError: It has begun already.
