@@ -166,10 +166,20 @@ class _Order:
             for k in range(len(kinds) - period + 1):
                 if k + period < len(kinds) and kinds[k] == kinds[k + period]:
                     continue
-                run = _Run(start, period, (k - start) // period + 1)
+                rounds, spare = divmod(k - start, period)
+                run = _Run(self._aligned(start, spare, period), period, rounds + 1)
                 if run.rounds > 1 and run.saved >= _LEAST_SAVED:
                     yield run
                 start = k + 1
+
+    def _aligned(self, start: int, spare: int, period: int) -> int:
+        """Return where rounds begin: where a layer does, if one can begin there and a round is it."""
+        layers = [
+            _number(self._boxes[i]) for i in self._order[start : start + spare + period]
+        ]
+        begins = [0, *(k for k in range(1, spare + 1) if layers[k] != layers[k - 1])]
+        whole = (k for k in begins if len(set(layers[k : k + period])) == 1)
+        return start + next(whole, 0)
 
     def _periods(self) -> list[int]:
         """Return the commonest distances between equal neighbourhoods, at most a few."""
@@ -234,6 +244,12 @@ class _Order:
             yield from map(
                 list, zip(*(each[-count:] for each in own if count), strict=True)
             )
+
+
+def _number(box: Box) -> tuple[str, ...]:
+    """Return the path of the outermost layer that a box is in; empty outside of layers."""
+    at = next((k for k, part in enumerate(box.path) if part.isdecimal()), -1)
+    return box.path[: at + 1]
 
 
 def _layer(box: Box) -> tuple[str, ...]:
