@@ -57,6 +57,8 @@ def _free_what_the_test_before_left():
         for name in ("last_value", "last_traceback", "last_type", "last_exc"):
             vars(sys).pop(name, None)
         gc.collect()
+        if not lazyrt.live_tensors():
+            gc.freeze()  # what stays between tests is not gone through again
     _left = len(lazyrt.live_tensors())
 
 

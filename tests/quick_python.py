@@ -101,7 +101,8 @@ def serve(address):
                         os.close(stream)
                     relays[process] = relay
                     chosen.register(relay, selectors.EVENT_READ)
-                    relay.sendall(f"{process}\n".encode())
+                    with contextlib.suppress(OSError):  # the relay was killed
+                        relay.sendall(f"{process}\n".encode())
                 elif each == wake:
                     os.read(wake, 1 << 10)
                 elif each is not sys.stdin and each in relays.values():
@@ -147,13 +148,20 @@ def relay(address, words):
         "folder": os.getcwd(),  # noqa: PTH109
         "environment": dict(os.environ),
     }
+    process, early = 0, []
+
+    def pass_on(number, _):
+        os.kill(process, number) if process else early.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
         answers = server.makefile()
         process = int(answers.readline())
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: os.kill(process, number))
+        for number in early:
+            os.kill(process, number)
         status = int(answers.readline())
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None

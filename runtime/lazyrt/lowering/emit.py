@@ -18,7 +18,7 @@ from lazyrt import jax_compat
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.batching import batched
 from lazyrt.lowering.partitioning import attribute, constrained, constraint, stated
-from lazyrt.lowering.spec import jax_type
+from lazyrt.lowering.spec import jax_type, lower
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,7 +89,11 @@ def emit_text(
         partitioned=partitioned,
     )
     chain: Value | None = None
-    for position, (number, node) in enumerate(_in_order(graph)):
+    sequence = _in_order(graph)
+    lower(
+        node.spec.called for _, node in sequence if not (partitioned and stated(node))
+    )
+    for position, (number, node) in enumerate(sequence):
         mark = f" #{number}" if numbered else ""
         place = _location(graph.nodes[number], mark)
         sharding = stated(node) if partitioned else None

@@ -42,7 +42,7 @@ from lazyrt.lowering.context import evaluate
 from lazyrt.lowering.dtypes import has_jax_dtype, recorded_under, to_jax_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 _LARGE_BYTES = 2**20
@@ -82,13 +82,15 @@ class Spec:
         general: The spec whose function computes it, given a `position` as one operand more;
             None for an op with a function of its own. See `indexing.by_position`.
         position: That operand.
+        traced: It as a function that jax has traced, from `check` to `lower`.
+        lowered: Its text, once `lower` has made it.
         processes: How many there are, if several compute it together; 0 for an op of one.
     """
 
     __slots__ = (
-        "_args", "_avals", "_failure", "_text", "default_dtype", "executable", "func", "general",
-        "given", "is_large", "is_random", "name", "operands", "outs", "position", "processes",
-        "symbol",
+        "_args", "_avals", "_failure", "default_dtype", "executable", "func", "general", "given",
+        "is_large", "is_random", "lowered", "name", "operands", "outs", "position", "processes",
+        "symbol", "traced",
     )  # fmt: skip
 
     def __init__(self, node: Node, number: int) -> None:
@@ -105,7 +107,8 @@ class Spec:
         self.symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}_{number}"
         self.default_dtype = torch.get_default_dtype()
         self._failure: str | None = None
-        self._text: str | None = None
+        self.lowered: str | None = None
+        self.traced: Any = None
         self.executable: Any = None
         self.given: tuple[tuple[str, int], ...] = ()
         self.processes = processes_of((node,))
@@ -153,18 +156,8 @@ class Spec:
         Raises:
             LoweringError: What the rule gave does not pass MLIR's checks.
         """
-        if self.general is not None:
-            return self.general.text
-        if self._text is None:
-            try:
-                module = jax_compat.stablehlo_of(self.apply, self.signature)
-            except Exception as error:
-                self.refuse(first_line(error))
-                raise LoweringError(
-                    f"the rule of {self} gave what MLIR refuses ({self.failure}). Correct it."
-                ) from error
-            self._text = _private_functions(module, self.symbol)
-        return self._text
+        lower((self.called,))
+        return self.called.lowered or ""
 
     @property
     def is_checked(self) -> bool:
@@ -209,7 +202,7 @@ class Spec:
                 raise SpecFailure(self._failure)
             with registry.noting_given() as names:
                 try:
-                    jax_compat.check_traceable(self.apply, self.signature)
+                    self.trace()
                     self._failure = ""
                 except LazyRuntimeError as error:
                     self._failure = str(error)
@@ -218,6 +211,10 @@ class Spec:
             )
         if self._failure:
             raise SpecFailure(self._failure)
+
+    def trace(self) -> None:
+        """Have jax trace the rule, whose text is made of that."""
+        self.traced = jax_compat.traced(self.apply, self.symbol, self.signature)
 
     def _template(self, arg: Any) -> Any:
         if isinstance(arg, Value):
@@ -300,20 +297,62 @@ def _is_weak(value: Value) -> bool:
     return isinstance(value, Leaf) and value.kind in {"float", "int"}
 
 
-_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.]+)")
+def lower(specs: Iterable[Spec]) -> None:
+    """Turn what specs compute into text, those that have none yet by one module together.
 
-
-def _private_functions(module: str, symbol: str) -> str:
-    """Return a module's functions renamed after `symbol`, ready for another module."""
-    names = _FUNCTION.findall(module)
-    body = module[module.index("{", module.index("module @")) :]
-    body = body[body.index("func.func") : body.rindex("}")]
-    for name in sorted(names, key=len, reverse=True):
-        new = symbol if name == "main" else f"{symbol}__{name.replace('.', '_')}"
-        body = re.sub(
-            rf"(func\.func (?:public |private )?|(?<!custom_)call )@{re.escape(name)}\b",
-            lambda match, new=new: f"{match[1]}@{new}",  # type: ignore[misc]
-            body,
+    Raises:
+        LoweringError: What a rule gave does not pass MLIR's checks.
+    """
+    waiting = [each for each in dict.fromkeys(specs) if each.lowered is None]
+    if not waiting:
+        return
+    try:
+        for each in waiting:
+            if each.traced is None:  # another process checked it
+                each.trace()
+        module = jax_compat.stablehlo_of(
+            [(each.traced, each.signature) for each in waiting]
         )
-    body = body.replace("func.func public", "func.func private")
-    return re.sub(r" \{jax\.result_info = \"[^\"]*\"\}", "", body).strip()
+    except Exception as error:
+        if len(waiting) > 1:  # one by one, which tells whose rule it is
+            for each in waiting:
+                lower((each,))
+            return
+        waiting[0].refuse(first_line(error))
+        raise LoweringError(
+            f"the rule of {waiting[0]} gave what MLIR refuses ({waiting[0].failure}). Correct it."
+        ) from error
+    functions = _functions(module)
+    for each in waiting:
+        each.lowered = _private(functions, each.symbol)
+        each.traced = None
+
+
+_FUNCTION = re.compile(r"(?m)^  (?=func\.func (?:public |private )?@([\w.]+))")
+_CALL = re.compile(r"(?<!custom_)call @([\w.]+)")
+
+
+def _functions(module: str) -> dict[str, str]:
+    """Return each function of a module by its name."""
+    _, *parts = _FUNCTION.split(module[: module.rindex("}")])
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _private(functions: Mapping[str, str], symbol: str) -> str:
+    """Return a function and those that it calls, renamed after `symbol`, for another module."""
+    new = {symbol: symbol}
+    names = [symbol]
+    for name in names:  # grows
+        for called in _CALL.findall(functions[name]):
+            if called not in new:
+                new[called] = f"{symbol}__{called.replace('.', '_')}"
+                names.append(called)
+    texts = [
+        re.sub(
+            r"(func\.func (?:public |private )?|(?<!custom_)call )@([\w.]+)",
+            lambda match: f"{match[1]}@{new[match[2]]}",
+            functions[name],
+        )
+        for name in names
+    ]
+    return re.sub(r" \{jax\.result_info = \"[^\"]*\"\}", "", "".join(texts)).strip()
