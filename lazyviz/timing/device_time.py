@@ -17,12 +17,14 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
 import threading
 import time
 from collections import Counter, defaultdict, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,6 +36,7 @@ from lazyviz.timing.gaps import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from lazygraph import Graph
     from lazyrt.observe import events
@@ -597,8 +600,8 @@ class TraceWindows:
     """Traces the device in windows of some steps, so that it costs a per cent at most.
 
     To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
-    program is traced in its first runs, and after that as long as collecting takes at most a hundredth
-    of the time. The other runs are taken to be like those.
+    program is traced in its first runs, and after that as long as windows take at most a hundredth of
+    the time. The other runs are taken to be like those.
 
     Attributes:
         windows: In order of time.
@@ -613,13 +616,15 @@ class TraceWindows:
         self.windows: list[Window] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
-        self._latest: set[str] = set()
-        self._in_flight: deque[Launch] = deque(maxlen=_MAX_IN_FLIGHT)
+        self._has_launched = False  # since the barrier before
+        self._has_news = False  # of a program that was traced in few runs
+        self._in_flight: deque[events.ExecuteStarted] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
-        self._spent_ns = 0  # for windows that have ended
+        self._spent_ns = 0
         self._ended_runs = 0
         self._open: Window | None = None
-        self._ending: threading.Thread | None = None
+        self._collector: ThreadPoolExecutor | None = None
+        self._ending: Future[None] | None = None
         self._lock = threading.RLock()  # another thread may end it
         self._rests = False
 
@@ -627,23 +632,22 @@ class TraceWindows:
         """Trace from now on, unless that is under way or cannot be done."""
         from lazyrt import tools
 
-        with self._lock:
+        with self._lock, self._counted():
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
-            in_flight = list(self._in_flight)
+            in_flight = [launch_of(event) for event in self._in_flight]
             self._open = Window(tools.device_trace(), in_flight, len(in_flight))
             self.windows.append(self._open)
 
     def end(self) -> None:
         """Trace no more for now; another thread collects, as that takes a while."""
-        with self._lock:
+        with self._lock, self._counted():
             window, self._open = self._open, None
             if window is None:
                 return
-            self._ending = threading.Thread(
-                target=self._collect, args=(window,), name="lazyviz-trace"
-            )
-            self._ending.start()
+            if self._collector is None:
+                self._collector = ThreadPoolExecutor(1, "lazyviz-trace")
+            self._ending = self._collector.submit(self._collect, window)
 
     def rest(self, *, on: bool) -> None:
         """Begin no trace until told otherwise: another profile takes one, or this one is over.
@@ -653,61 +657,77 @@ class TraceWindows:
         with self._lock:
             self._rests = on
             self.end()
-        if self._ending is not None:
-            self._ending.join()
+            collector, self._collector = self._collector, None
+        if collector is not None:
+            collector.shutdown()
 
     def _collect(self, window: Window) -> None:
-        start = time.thread_time_ns()
-        window.trace.close()
+        with self._counted():
+            window.trace.close()
         self.fault = self.fault or window.trace.fault
-        self._spent_ns += time.thread_time_ns() - start
         self._ended_runs += len(window.launched) - window.earlier
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count what the calling thread spends meanwhile."""
+        start = time.thread_time_ns()
+        yield
+        self._spent_ns += time.thread_time_ns() - start
 
     @property
     def _is_ending(self) -> bool:
-        return self._ending is not None and self._ending.is_alive()
+        return self._ending is not None and not self._ending.done()
 
     def launched(self, event: events.ExecuteStarted) -> None:
         """Take note of what was handed to the device."""
-        launch = launch_of(event)
-        self._latest.add(launch.fingerprint)
-        self._in_flight.append(launch)
+        self._in_flight.append(event)
+        self._has_launched = True
+        if self._traced[event.fingerprint] < _FIRST_RUNS:
+            self._has_news = True
         if self._open is not None:
-            self._open.launched.append(launch)
+            self._open.launched.append(launch_of(event))
 
     def finished(self, event: events.ExecuteFinished) -> None:
         """Take note of the end of a run; runs end in the order in which they began."""
-        key = event.fingerprint, event.purpose, event.step
-        for launch in self._in_flight:
-            if launch[:3] == key:
+        for launched in self._in_flight:
+            if (
+                launched.step == event.step
+                and launched.fingerprint == event.fingerprint
+                and launched.purpose == event.purpose
+            ):
                 break
         else:
             return
-        self._in_flight.remove(launch)
+        self._in_flight.remove(launched)
         window = self._open
-        if window is not None and launch in window.launched[window.earlier :]:
+        if window is None:
+            return
+        launch = launch_of(launched)
+        if launch in window.launched[window.earlier :]:
             window.whole.add(launch)
             self._traced[event.fingerprint] += 1
 
     def barrier_ended(self, _event: events.BarrierFinished) -> None:
         """Begin or end a window."""
-        latest, self._latest = self._latest, set()
-        if self._is_whole:
+        if self._is_whole or not self._has_launched:
             return
-        if any(self._traced[each] < _FIRST_RUNS for each in latest) or self._has_budget:
-            self.begin()
-        elif latest:
+        has_news, self._has_news, self._has_launched = self._has_news, False, False
+        if has_news or self._has_budget:
+            if self._open is None:
+                self.begin()
+        elif self._open is not None:
             self.end()
 
     @property
     def _has_budget(self) -> bool:
-        """Whether to collect this window takes a small part of the time so far."""
+        """Whether to trace one run more takes a small part of the time so far."""
         if not self._ended_runs:
             return False
-        runs = len(self._open.launched) if self._open is not None else 0
-        expected = (runs + 1) * self._spent_ns / self._ended_runs
-        allowed = (time.perf_counter_ns() - self._began_ns) * _BUDGET
-        return bool(self._spent_ns + expected <= allowed)
+        runs = self._ended_runs + 1
+        if self._open is not None:
+            runs += len(self._open.launched)
+        expected = runs * self._spent_ns / self._ended_runs
+        return expected <= (time.perf_counter_ns() - self._began_ns) * _BUDGET
 
 
 def launches_of_runs(
