@@ -77,7 +77,7 @@ _LAYER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
 _FIRST_RUNS = 4
-_BUDGET = 0.01
+_BUDGET = 0.005
 _MAX_IN_FLIGHT = 64
 _TRIES = 6
 
@@ -597,10 +597,10 @@ class Window:
 
 
 class TraceWindows:
-    """Traces the device in windows of some steps, so that it costs a per cent at most.
+    """Traces the device in windows of some steps, so that it costs half a per cent at most.
 
     To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
-    program is traced in its first runs, and after that as long as windows take at most a hundredth of
+    program is traced in its first runs, and after that as long as windows take at most half a per cent of
     the time. The other runs are taken to be like those.
 
     Attributes:
