@@ -132,6 +132,7 @@ class Launch(NamedTuple):
     step: int
     time_ns: int
     programs: int = 1
+    nodes: int = 0
 
 
 _RunKey = tuple[int, int, int]
@@ -147,12 +148,14 @@ class Traced:
         runs: In order of their starts.
         spent: How long each instruction was the innermost one of its thread, by its run and name.
         times: How often each ran, likewise.
+        starts: When each began first, likewise.
         busy: The device's time by run: what runs that overlap take together, in proportion.
     """
 
     runs: list[Run] = field(default_factory=list)
     spent: dict[_RunKey, Counter[str]] = field(default_factory=dict)
     times: dict[_RunKey, Counter[str]] = field(default_factory=dict)
+    starts: dict[_RunKey, dict[str, int]] = field(default_factory=dict)
     busy: dict[_RunKey, float] = field(default_factory=dict)
 
 
@@ -166,6 +169,8 @@ def read_trace(trace: DeviceTrace) -> Traced:
         for start, end, key in events:
             run, op = key[:3], key[3]
             found.times.setdefault(run, Counter())[op] += 1
+            starts = found.starts.setdefault(run, {})
+            starts[op] = min(starts.get(op, start), start)
             first, last = ends.get(run, (start, end))
             ends[run] = min(first, start), max(last, end)
         for start, end, key in _innermost(events):
@@ -273,12 +278,16 @@ def _innermost(events: list[_Segment]) -> list[_Segment]:
 class Program:
     """An executable's instructions, and where each came from.
 
-    Args:
+    Attributes:
         text: Its optimised HLO.
+
+    Args:
+        text: The same.
         nodes: The ops of its graph as IR; none where that is not kept.
     """
 
     def __init__(self, text: str, nodes: Sequence[Node] = ()) -> None:
+        self.text = text
         header = _HEADER.match(text)
         self._module = header[1] if header is not None else ""
         self._origins = _by_label(nodes)
@@ -554,6 +563,27 @@ class DeviceRow:
     behind_ns: int
 
 
+class Ran(NamedTuple):
+    """One run of a program on one device.
+
+    Attributes:
+        device: Its number.
+        start_ns, end_ns: When, of `time.perf_counter_ns`.
+        launch: What it came from; None if that is not known.
+        program: What ran; None if that is not known.
+        starts: After which part of its time each instruction began, from 0 to 1.
+        is_like: Whether it was not traced, and is taken to be like a run of the same program.
+    """
+
+    device: int
+    start_ns: int
+    end_ns: int
+    launch: Launch | None
+    program: Program | None = None
+    starts: Mapping[str, float] = {}
+    is_like: bool = False
+
+
 @dataclass(slots=True)
 class DeviceTime:
     """What the device did while it was traced.
@@ -567,6 +597,7 @@ class DeviceTime:
         like_traced_runs: Runs that are taken to be like those of the same program.
         unknown_runs: Runs of programs of which none was traced; their time is not counted.
         devices: Each by itself, where programs ran on several.
+        runs: What ran when, on each device.
     """
 
     busy: list[Interval] = field(default_factory=list)
@@ -577,6 +608,7 @@ class DeviceTime:
     like_traced_runs: int = 0
     unknown_runs: int = 0
     devices: list[DeviceRow] = field(default_factory=list)
+    runs: list[Ran] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -787,6 +819,17 @@ class _WholeRun(NamedTuple):
     spent: Counter[str]
     times: Counter[str]
     busy_ns: float
+    starts: Mapping[str, int]
+
+    @property
+    def ran(self) -> Ran:
+        """When it ran, and when each of its instructions began."""
+        run = self.run
+        length = run.end_ns - run.start_ns or 1
+        starts = {op: (at - run.start_ns) / length for op, at in self.starts.items()}
+        return Ran(
+            run.device, run.start_ns, run.end_ns, self.launch, self.program, starts
+        )
 
     def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
         """Return nanoseconds, operations and bytes by place.
@@ -854,9 +897,17 @@ def device_time(
                 continue  # an end of the window cut it
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
             program = next((p for p in builds if p.has(run)), None)
-            spent, times = traced.spent[run.key], traced.times[run.key]
+            key = run.key
             whole.append(
-                _WholeRun(run, launch, program, spent, times, traced.busy[run.key])
+                _WholeRun(
+                    run,
+                    launch,
+                    program,
+                    traced.spent[key],
+                    traced.times[key],
+                    traced.busy[key],
+                    traced.starts[key],
+                )
             )
             if launch in left:
                 left.remove(launch)
@@ -875,11 +926,12 @@ def device_time(
     guessed = [launch for launch in left if launch.fingerprint in means]
     for launch in guessed:
         sums.add(means[launch.fingerprint], launch)
+    ran = [each.ran for each in whole]
+    like = _like(ran, [(g, _length(means[g.fingerprint])) for g in guessed])
+    every = sorted([*ran, *like], key=lambda each: each.start_ns)
     return DeviceTime(
-        busy=_with_guesses(
-            [(each.run.start_ns, each.run.end_ns) for each in whole],
-            [(g, _length(means[g.fingerprint])) for g in guessed],
-        ),
+        busy=union((each.start_ns, each.end_ns) for each in every),
+        runs=every,
         lines=_lines(sums.by_place, sums.line_runs),
         scopes=_scopes(sums.by_place),
         by_step=sums.by_step,
@@ -942,22 +994,32 @@ def _sum(
     return {**total}
 
 
-def _with_guesses(
-    busy: Sequence[Interval], guessed: Sequence[tuple[Launch, int]]
-) -> list[Interval]:
-    """Return when the device worked, runs that were not traced taken to begin once it was free."""
-    found = sorted(busy)
+def _like(
+    traced: Iterable[Ran], guessed: Sequence[tuple[Launch, int]]
+) -> Iterator[Ran]:
+    """Yield runs that were not traced, taken to begin once the device was free."""
+    waiting = deque(sorted(traced, key=lambda each: each.start_ns))
+    by_launch: dict[Launch, list[Ran]] = defaultdict(list)
+    for each in waiting:
+        if each.launch is not None:
+            by_launch[each.launch].append(each)
+    models = {launch.fingerprint: runs for launch, runs in by_launch.items()}
     free = 0
-    position = 0
     for launch, length in guessed:
-        while position < len(found) and found[position][0] <= launch.time_ns:
-            free = max(free, found[position][1])
-            position += 1
+        while waiting and waiting[0].start_ns <= launch.time_ns:
+            free = max(free, waiting.popleft().end_ns)
         start = max(launch.time_ns, free)
+        runs = models[launch.fingerprint]
+        begun = min(each.start_ns for each in runs)
+        part = length / (max(each.end_ns for each in runs) - begun or 1)
+        for each in runs:
+            yield each._replace(
+                start_ns=start + round((each.start_ns - begun) * part),
+                end_ns=start + round((each.end_ns - begun) * part),
+                launch=launch,
+                is_like=True,
+            )
         free = start + length
-        found.insert(position, (start, free))
-        position += 1
-    return union(found)
 
 
 def _lines(
@@ -1013,7 +1075,12 @@ def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
 def launch_of(event: events.ExecuteStarted) -> Launch:
     """Return the launch that an `ExecuteStarted` tells of."""
     return Launch(
-        event.fingerprint, event.purpose, event.step, event.time_ns, event.programs
+        event.fingerprint,
+        event.purpose,
+        event.step,
+        event.time_ns,
+        event.programs,
+        event.nodes,
     )
 
 
