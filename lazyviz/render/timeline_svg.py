@@ -166,7 +166,7 @@ def legend(
     rows: list[list[tuple[float, str, str]]] = [[]]
     x = float(LABELS)
     for colour, name in kinds:
-        width = 22 + len(name) * CHARACTER
+        width = 26 + len(name) * CHARACTER
         if x + width > WIDTH:
             rows.append([])
             x = float(LABELS)

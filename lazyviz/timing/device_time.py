@@ -73,6 +73,9 @@ _WEIGHTS = {
     "power": 570.0,
 }
 _HEADER = re.compile(r"HloModule ([\w.\-]+)")
+_ELEMENT = re.compile(
+    r"%?([\w.\-]+) = .* get-tuple-element\((?:.* )?%?([\w.\-]+)\), index="
+)
 _LAYER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
@@ -304,11 +307,18 @@ class Program:
                     seen.add(called)
                     if inner is not None and graph.ops[node] != "fusion":
                         stack.append(inner)
+        # A collective of several operands is one vertex for each, named by what reads it.
+        self._split: dict[str, list[str]] = defaultdict(list)
+        for element, whole in _ELEMENT.findall(text):
+            if whole not in self._found and element in self._found:
+                self._split[whole].append(element)
 
     def has(self, run: Run) -> bool:
         """Return whether it is what ran: it has that name, and all those instructions."""
         is_named = not run.module or run.module == self._module
-        return is_named and all(op in self._found for op in run.ops)
+        return is_named and all(
+            op in self._found or op in self._split for op in run.ops
+        )
 
     def shares(self, name: str) -> dict[Place, float]:
         """Return where an instruction's time belongs, in shares that add up to 1."""
@@ -319,6 +329,18 @@ class Program:
 
     def _find_shares(self, name: str) -> dict[Place, float]:
         """Return an instruction's places, else those of the nearest that reads it or is read."""
+        if name in self._split:
+            sizes = {
+                element: type_bytes(graph.types[node])
+                for element in self._split[name]
+                for graph, node in self._vertices(element)
+            }
+            total = sum(sizes.values()) or 1
+            found: dict[Place, float] = defaultdict(float)
+            for element, size in sizes.items():
+                for where, part in self.shares(element).items():
+                    found[where] += part * size / total
+            return found
         if name not in self._found:
             return {Place(): 1.0}
         graph, start = self._found[name]
@@ -326,8 +348,8 @@ class Program:
             nodes, seen = deque([start]), {start}
             while nodes:
                 node = nodes.popleft()
-                if found := self._own_shares(graph, node):
-                    return found
+                if own := self._own_shares(graph, node):
+                    return own
                 near = [k for k in towards(graph, node) if k not in seen]
                 seen.update(near)
                 nodes.extend(near)
@@ -371,12 +393,20 @@ class Program:
         )
         if known is not None:
             return known
+        # XLA calls what it has made of several `(a:b)`.
+        parts = [(part, "") for part in label[1:-1].split(":")]
+        if label.startswith("(") and all(part in self._origins for part in parts):
+            found: dict[Place, float] = defaultdict(float)
+            for part in parts:
+                for where, share in self._origins[part].items():
+                    found[where] += share / len(parts)
+            return found
         site = _SITE.match(origin.site)
         if site is None or not origin.op_name or _is_ours(site[1]):
             return {}
-        part: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
+        of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
         op = origin.op_name.removesuffix(_BACKWARD)
-        return {Place(site[1], int(site[2]), None, origin.scope, op, part): 1.0}
+        return {Place(site[1], int(site[2]), None, origin.scope, op, of): 1.0}
 
     def operations(self, name: str) -> dict[Place, float]:
         """Return the floating-point operations of an instruction by place."""
@@ -384,8 +414,8 @@ class Program:
         if known is not None:
             return known
         found = self._operations[name] = defaultdict(float)
-        if name in self._found:
-            for inner, k, _ in self._work(*self._found[name]):
+        for vertex in self._vertices(name):
+            for inner, k, _ in self._work(*vertex):
                 if inner.ops[k] in _FREE:
                     continue
                 for where, part in self._places(inner, k).items():
@@ -394,13 +424,17 @@ class Program:
 
     def bytes_moved(self, name: str) -> float:
         """Return the bytes that an instruction reads and writes."""
-        if name not in self._found:
-            return 0.0
-        graph, node = self._found[name]
-        nbytes = type_bytes(graph.types[node])
         return float(
-            nbytes + sum(type_bytes(graph.types[k]) for k in graph.operands[node])
+            sum(
+                type_bytes(graph.types[k])
+                for graph, node in self._vertices(name)
+                for k in (node, *graph.operands[node])
+            )
         )
+
+    def _vertices(self, name: str) -> list[tuple[Graph, int]]:
+        names = self._split.get(name, [name])
+        return [self._found[each] for each in names if each in self._found]
 
 
 def _readers(graph: Graph, node: int) -> list[int]:
