@@ -404,8 +404,7 @@ def _parts(span: Span, cuts: Sequence[int]) -> list[Span]:
 def _shapes(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
     """Return what is drawn: wide spans each, narrow ones together by place and kind."""
     wide: list[_Shape] = []
-    narrow: dict[int, Counter[str]] = {}
-    counts: Counter[int] = Counter()
+    narrow: dict[int, list[tuple[str, Span]]] = {}
     runs = 0
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         x, end = axis(span.start_ns), axis(span.end_ns)
@@ -416,11 +415,9 @@ def _shapes(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
         if end - x >= grain:
             wide.append(_Shape(x, end - x, kind, span.name, span_title(span)))
         else:
-            column = int(x / grain)
-            narrow.setdefault(column, Counter())[kind] += max(span.duration_ns, 1)
-            counts[column] += 1
+            narrow.setdefault(int(x / grain), []).append((kind, span))
     # Small ones go last, or wide ones that began later would hide them.
-    return wide + _merged(narrow, counts, grain)
+    return wide + _merged(narrow, grain)
 
 
 def _levels(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
@@ -447,37 +444,39 @@ def _levels(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
     return shapes
 
 
-def _merged(
-    narrow: dict[int, Counter[str]], counts: Counter[int], grain: float
-) -> list[_Shape]:
-    shapes: list[_Shape] = []
-    run: list[int] = []
-
-    def close() -> None:
-        if not run:
-            return
-        kinds: Counter[str] = Counter()
-        for column in run:
-            kinds += narrow[column]
-        each = ", ".join(
-            f"{plain(kind)} {text.duration(ns)}" for kind, ns in kinds.most_common(4)
-        )
-        number = sum(counts[column] for column in run)
-        title = f"{text.plural(number, 'short span')}: {each}"
-        width = (run[-1] - run[0] + 1) * grain
-        kind = kinds.most_common(1)[0][0]
-        shapes.append(_Shape(run[0] * grain, width, kind, "", title))
-        run.clear()
-
+def _merged(narrow: dict[int, list[tuple[str, Span]]], grain: float) -> list[_Shape]:
+    """Return columns of narrow spans; those side by side that are mostly of one kind are one."""
+    kinds = {column: _times_of(spans) for column, spans in narrow.items()}
+    runs: list[list[int]] = []
     for column in sorted(narrow):
-        lead = narrow[column].most_common(1)[0][0]
-        if run and (
-            column != run[-1] + 1 or narrow[run[-1]].most_common(1)[0][0] != lead
+        before = runs[-1][-1] if runs else None
+        if before == column - 1 and next(iter(kinds[before])) == next(
+            iter(kinds[column])
         ):
-            close()
-        run.append(column)
-    close()
+            runs[-1].append(column)
+        else:
+            runs.append([column])
+    shapes = []
+    for run in runs:
+        spans = [each for column in run for each in narrow[column]]
+        times = _times_of(spans)
+        each = ", ".join(
+            f"{plain(kind)} {text.duration(ns)}" for kind, ns in [*times.items()][:4]
+        )
+        title = f"{text.plural(len(spans), 'short span')}: {each}"
+        if len(spans) == 1:
+            title = span_title(spans[0][1])
+        width = (run[-1] - run[0] + 1) * grain
+        shapes.append(_Shape(run[0] * grain, width, next(iter(times)), "", title))
     return shapes
+
+
+def _times_of(spans: Iterable[tuple[str, Span]]) -> dict[str, int]:
+    """Return how long spans of each kind took, the longest first."""
+    times: Counter[str] = Counter()
+    for kind, span in spans:
+        times[kind] += max(span.duration_ns, 1)
+    return dict(times.most_common())
 
 
 def span_title(span: Span) -> str:
