@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lazygraph
@@ -103,28 +103,54 @@ class Place(NamedTuple):
     part: Part = "forward"
 
 
-class Run(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Run:
     """One run of a program on a device.
 
     Attributes:
-        device, program, number: As the trace numbers them.
-        start_ns, end_ns: Of its first and last instruction, of `time.perf_counter_ns`.
-        ops: Names of the instructions that ran.
+        device: Its number.
         module: What XLA calls the program; empty where the trace does not say.
+        start_ns, end_ns: Of its first and last instruction, of `time.perf_counter_ns`.
+        spent: How long each instruction was the innermost one of its thread.
+        times: How often each ran.
+        starts: When each began first.
+        busy_ns: The device's time: what runs that overlap take together, in proportion.
+        launch: What it came from; None if that is not known.
+        program: What ran; None if that is not known.
+        is_like: Whether it was not traced, and is taken to be like a run of the same program.
     """
 
     device: int
-    program: int
-    number: int
+    module: str
     start_ns: int
     end_ns: int
-    ops: frozenset[str]
-    module: str = ""
+    spent: Counter[str] = field(default_factory=Counter)
+    times: Counter[str] = field(default_factory=Counter)
+    starts: dict[str, int] = field(default_factory=dict)
+    busy_ns: float = 0.0
+    launch: Launch | None = None
+    program: Program | None = None
+    is_like: bool = False
 
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """What tells it from other runs of the trace."""
-        return self.device, self.program, self.number
+    def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
+        """Return nanoseconds, operations and bytes by place.
+
+        Args:
+            usual: How long each instruction takes.
+        """
+        if self.program is None:
+            return {Place(): (self.busy_ns, 0.0, 0.0)}
+        found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+        total = sum(usual[op] for op in self.spent) or 1.0
+        for op in self.spent:
+            ns = self.busy_ns * usual[op] / total
+            nbytes = self.program.bytes_moved(op) * self.times[op]
+            for where, share in self.program.shares(op).items():
+                found[where][0] += ns * share
+                found[where][2] += nbytes * share
+            for where, count in self.program.operations(op).items():
+                found[where][1] += count * self.times[op]
+        return {**found}
 
 
 class Launch(NamedTuple):
@@ -138,59 +164,30 @@ class Launch(NamedTuple):
     nodes: int = 0
 
 
-_RunKey = tuple[int, int, int]
+_RunKey = tuple[int, int, int]  # device, program and number, as the trace has them
 _Key = tuple[int, int, int, str]
 _Segment = tuple[int, int, _Key]
 
 
-@dataclass(slots=True)
-class Traced:
-    """What a trace says.
-
-    Attributes:
-        runs: In order of their starts.
-        spent: How long each instruction was the innermost one of its thread, by its run and name.
-        times: How often each ran, likewise.
-        starts: When each began first, likewise.
-        busy: The device's time by run: what runs that overlap take together, in proportion.
-    """
-
-    runs: list[Run] = field(default_factory=list)
-    spent: dict[_RunKey, Counter[str]] = field(default_factory=dict)
-    times: dict[_RunKey, Counter[str]] = field(default_factory=dict)
-    starts: dict[_RunKey, dict[str, int]] = field(default_factory=dict)
-    busy: dict[_RunKey, float] = field(default_factory=dict)
-
-
-def read_trace(trace: DeviceTrace) -> Traced:
-    """Return the runs of a device's trace and the time of their instructions."""
-    found = Traced()
-    ends: dict[_RunKey, tuple[int, int]] = {}
-    own: dict[_RunKey, Counter[str]] = defaultdict(Counter)
+def read_trace(trace: DeviceTrace) -> list[Run]:
+    """Return the runs of a device's trace in order of their starts, with their instructions."""
+    runs: dict[_RunKey, Run] = {}
     modules: dict[_RunKey, str] = {}
     for events in _instructions(trace, modules):
         for start, end, key in events:
-            run, op = key[:3], key[3]
-            found.times.setdefault(run, Counter())[op] += 1
-            starts = found.starts.setdefault(run, {})
-            starts[op] = min(starts.get(op, start), start)
-            first, last = ends.get(run, (start, end))
-            ends[run] = min(first, start), max(last, end)
+            of, op = key[:3], key[3]
+            run = runs.setdefault(of, Run(of[0], modules[of], start, end))
+            run.times[op] += 1
+            run.starts[op] = min(run.starts.get(op, start), start)
+            run.start_ns, run.end_ns = min(run.start_ns, start), max(run.end_ns, end)
         for start, end, key in _innermost(events):
-            own[key[:3]][key[3]] += end - start
-    found.runs = sorted(
-        (
-            Run(*run, *ends[run], frozenset(times), modules[run])
-            for run, times in found.times.items()
-        ),
-        key=lambda run: run.start_ns,
-    )
-    found.spent = own
-    for together in _side_by_side(found.runs):
+            runs[key[:3]].spent[key[3]] += end - start
+    found = sorted(runs.values(), key=lambda run: run.start_ns)
+    for together in _side_by_side(found):
         length = max(each.end_ns for each in together) - together[0].start_ns
-        total = sum(sum(own[each.key].values()) for each in together) or 1
+        total = sum(each.spent.total() for each in together) or 1
         for each in together:
-            found.busy[each.key] = length * sum(own[each.key].values()) / total
+            each.busy_ns = length * each.spent.total() / total
     return found
 
 
@@ -295,8 +292,8 @@ class Program:
         self._module = header[1] if header is not None else ""
         self._origins = _by_label(nodes)
         self._found: dict[str, tuple[Graph, int]] = {}
-        self._shares: dict[str, dict[Place, float]] = {}
-        self._operations: dict[str, dict[Place, float]] = {}
+        self.shares = functools.cache(self._shares)
+        self.operations = functools.cache(self._operations)
         stack, seen = [lazygraph.parse(text)], set[str]()
         while stack:
             graph = stack.pop()
@@ -317,18 +314,14 @@ class Program:
         """Return whether it is what ran: it has that name, and all those instructions."""
         is_named = not run.module or run.module == self._module
         return is_named and all(
-            op in self._found or op in self._split for op in run.ops
+            op in self._found or op in self._split for op in run.times
         )
 
-    def shares(self, name: str) -> dict[Place, float]:
-        """Return where an instruction's time belongs, in shares that add up to 1."""
-        known = self._shares.get(name)
-        if known is None:
-            known = self._shares[name] = self._find_shares(name)
-        return known
+    def _shares(self, name: str) -> dict[Place, float]:
+        """Return where an instruction's time belongs, in shares that add up to 1.
 
-    def _find_shares(self, name: str) -> dict[Place, float]:
-        """Return an instruction's places, else those of the nearest that reads it or is read."""
+        It has its own places, else those of the nearest that reads it or is read.
+        """
         if name in self._split:
             sizes = {
                 element: type_bytes(graph.types[node])
@@ -408,12 +401,9 @@ class Program:
         op = origin.op_name.removesuffix(_BACKWARD)
         return {Place(site[1], int(site[2]), None, origin.scope, op, of): 1.0}
 
-    def operations(self, name: str) -> dict[Place, float]:
+    def _operations(self, name: str) -> dict[Place, float]:
         """Return the floating-point operations of an instruction by place."""
-        known = self._operations.get(name)
-        if known is not None:
-            return known
-        found = self._operations[name] = defaultdict(float)
+        found: dict[Place, float] = defaultdict(float)
         for vertex in self._vertices(name):
             for inner, k, _ in self._work(*vertex):
                 if inner.ops[k] in _FREE:
@@ -597,27 +587,6 @@ class DeviceRow:
     behind_ns: int
 
 
-class Ran(NamedTuple):
-    """One run of a program on one device.
-
-    Attributes:
-        device: Its number.
-        start_ns, end_ns: When, of `time.perf_counter_ns`.
-        launch: What it came from; None if that is not known.
-        program: What ran; None if that is not known.
-        starts: After which part of its time each instruction began, from 0 to 1.
-        is_like: Whether it was not traced, and is taken to be like a run of the same program.
-    """
-
-    device: int
-    start_ns: int
-    end_ns: int
-    launch: Launch | None
-    program: Program | None = None
-    starts: Mapping[str, float] = {}
-    is_like: bool = False
-
-
 @dataclass(slots=True)
 class DeviceTime:
     """What the device did while it was traced.
@@ -627,9 +596,6 @@ class DeviceTime:
         lines: Its time by line, the largest first.
         scopes: Its time by scope, the largest first.
         by_step: Its time by step.
-        traced_runs: Runs of programs that were traced.
-        like_traced_runs: Runs that are taken to be like those of the same program.
-        unknown_runs: Runs of programs of which none was traced; their time is not counted.
         devices: Each by itself, where programs ran on several.
         runs: What ran when, on each device.
     """
@@ -638,11 +604,8 @@ class DeviceTime:
     lines: list[LineTime] = field(default_factory=list)
     scopes: list[ScopeTime] = field(default_factory=list)
     by_step: Counter[int] = field(default_factory=Counter)
-    traced_runs: int = 0
-    like_traced_runs: int = 0
-    unknown_runs: int = 0
     devices: list[DeviceRow] = field(default_factory=list)
-    runs: list[Ran] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -844,50 +807,8 @@ class _Sums:
             self.by_step[launch.step] += round(sum(ns for ns, *_ in costs.values()))
 
 
-class _WholeRun(NamedTuple):
-    """A run that was traced from its beginning to its end."""
-
-    run: Run
-    launch: Launch | None
-    program: Program | None
-    spent: Counter[str]
-    times: Counter[str]
-    busy_ns: float
-    starts: Mapping[str, int]
-
-    @property
-    def ran(self) -> Ran:
-        """When it ran, and when each of its instructions began."""
-        run = self.run
-        length = run.end_ns - run.start_ns or 1
-        starts = {op: (at - run.start_ns) / length for op, at in self.starts.items()}
-        return Ran(
-            run.device, run.start_ns, run.end_ns, self.launch, self.program, starts
-        )
-
-    def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
-        """Return nanoseconds, operations and bytes by place.
-
-        Args:
-            usual: How long each instruction takes.
-        """
-        if self.program is None:
-            return {Place(): (self.busy_ns, 0.0, 0.0)}
-        found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
-        total = sum(usual[op] for op in self.spent) or 1.0
-        for op in self.spent:
-            ns = self.busy_ns * usual[op] / total
-            nbytes = self.program.bytes_moved(op) * self.times[op]
-            for where, share in self.program.shares(op).items():
-                found[where][0] += ns * share
-                found[where][2] += nbytes * share
-            for where, count in self.program.operations(op).items():
-                found[where][1] += count * self.times[op]
-        return {**found}
-
-
 def _usual_times(
-    runs: Sequence[_WholeRun],
+    runs: Sequence[Run],
 ) -> dict[Program | None, dict[str, float]]:
     """Return how long each instruction takes, by program."""
     spent: dict[Program | None, dict[str, list[int]]] = defaultdict(
@@ -916,37 +837,26 @@ def device_time(
     """
     sums = _Sums()
     known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
-    whole: list[_WholeRun] = []
+    whole: list[Run] = []
     left = list(launches)
     for window in windows:
         traced = read_trace(window.trace)
-        matched: dict[_RunKey, Launch | None] = {}
-        for number in {run.device for run in traced.runs}:  # a launch runs on each
-            runs = [run for run in traced.runs if run.device == number]
+        for number in {run.device for run in traced}:  # a launch runs on each
+            runs = [run for run in traced if run.device == number]
             found = launches_of_runs(runs, window.launched, programs)
-            matched.update(zip((run.key for run in runs), found, strict=True))
-        for run in traced.runs:
-            launch = matched[run.key]
+            for run, launch in zip(runs, found, strict=True):
+                run.launch = launch
+        for run in traced:
+            launch = run.launch
             if launch is not None and launch not in window.whole:
                 continue  # an end of the window cut it
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
-            program = next((p for p in builds if p.has(run)), None)
-            key = run.key
-            whole.append(
-                _WholeRun(
-                    run,
-                    launch,
-                    program,
-                    traced.spent[key],
-                    traced.times[key],
-                    traced.busy[key],
-                    traced.starts[key],
-                )
-            )
+            run.program = next((p for p in builds if p.has(run)), None)
+            whole.append(run)
             if launch in left:
                 left.remove(launch)
     usual = _usual_times(whole)
-    launched: dict[Launch, list[_WholeRun]] = defaultdict(list)
+    launched: dict[Launch, list[Run]] = defaultdict(list)
     for each in whole:
         if each.launch is None:
             sums.add(each.costs(usual[each.program]), None)
@@ -960,29 +870,24 @@ def device_time(
     guessed = [launch for launch in left if launch.fingerprint in means]
     for launch in guessed:
         sums.add(means[launch.fingerprint], launch)
-    ran = [each.ran for each in whole]
-    like = _like(ran, [(g, _length(means[g.fingerprint])) for g in guessed])
-    every = sorted([*ran, *like], key=lambda each: each.start_ns)
+    like = _like(whole, [(g, _length(means[g.fingerprint])) for g in guessed])
+    every = sorted([*whole, *like], key=lambda each: each.start_ns)
     return DeviceTime(
         busy=union((each.start_ns, each.end_ns) for each in every),
         runs=every,
         lines=_lines(sums.by_place, sums.line_runs),
         scopes=_scopes(sums.by_place),
         by_step=sums.by_step,
-        traced_runs=len(whole),
-        like_traced_runs=len(guessed),
-        unknown_runs=len(left) - len(guessed),
         devices=_device_rows(launched.values()),
     )
 
 
-def _device_rows(launched: Iterable[Sequence[_WholeRun]]) -> list[DeviceRow]:
+def _device_rows(launched: Iterable[Sequence[Run]]) -> list[DeviceRow]:
     """Return what each device did; empty for one."""
     runs, busy, behind = Counter[int](), Counter[int](), Counter[int]()
     for on_devices in launched:
-        first = min(each.run.end_ns for each in on_devices)
-        for each in on_devices:
-            run = each.run
+        first = min(run.end_ns for run in on_devices)
+        for run in on_devices:
             runs[run.device] += 1
             busy[run.device] += run.end_ns - run.start_ns
             behind[run.device] += run.end_ns - first
@@ -1004,7 +909,7 @@ def untraced_time(ends: Sequence[tuple[events.ExecuteFinished, int]]) -> DeviceT
     Args:
         ends: Each with the time at which it was noticed.
     """
-    found = DeviceTime(unknown_runs=len(ends))
+    found = DeviceTime()
     found.busy = union((now - event.duration_ns, now) for event, now in ends)
     for event, _ in ends:
         if event.purpose == "step":
@@ -1029,11 +934,11 @@ def _sum(
 
 
 def _like(
-    traced: Iterable[Ran], guessed: Sequence[tuple[Launch, int]]
-) -> Iterator[Ran]:
+    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]]
+) -> Iterator[Run]:
     """Yield runs that were not traced, taken to begin once the device was free."""
     waiting = deque(sorted(traced, key=lambda each: each.start_ns))
-    by_launch: dict[Launch, list[Ran]] = defaultdict(list)
+    by_launch: dict[Launch, list[Run]] = defaultdict(list)
     for each in waiting:
         if each.launch is not None:
             by_launch[each.launch].append(each)
@@ -1047,7 +952,8 @@ def _like(
         begun = min(each.start_ns for each in runs)
         part = length / (max(each.end_ns for each in runs) - begun or 1)
         for each in runs:
-            yield each._replace(
+            yield replace(
+                each,
                 start_ns=start + round((each.start_ns - begun) * part),
                 end_ns=start + round((each.end_ns - begun) * part),
                 launch=launch,

@@ -6,6 +6,7 @@ ops and the device's own trace are noted as they are; they are added up once som
 
 from __future__ import annotations
 
+import itertools
 import json
 import linecache
 import socket
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
         Launch,
         LineTime,
         Program,
-        Ran,
+        Run,
         ScopeTime,
         Window,
     )
@@ -725,7 +726,7 @@ def _host_spans(found: HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
         yield Span("host", "trace", "trace: recording ops", since, end_ns, None)
 
 
-def _device_spans(runs: Sequence[Ran]) -> Iterator[Span]:
+def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
     """Yield the runs of programs, in a row for each device where there are several."""
     numbers = {each.device for each in runs}
     for each in runs:
@@ -743,7 +744,7 @@ def _device_spans(runs: Sequence[Ran]) -> Iterator[Span]:
         yield Span(lane, kind, name, each.start_ns, each.end_ns, None, "", graph)
 
 
-def _memory_spans(runs: Iterable[Ran]) -> Iterator[Span]:
+def _memory_spans(runs: Iterable[Run]) -> Iterator[Span]:
     """Yield what programs of the first device hold; the most of it where they were not traced."""
     held = {
         each.program: _held(each.program.text)
@@ -764,13 +765,12 @@ def _memory_spans(runs: Iterable[Ran]) -> Iterator[Span]:
                 "memory", "memory", name, run.start_ns, run.end_ns, None, level=level
             )
             continue
-        begins = [0.0] * len(taken)
+        begins = [run.start_ns] * len(taken)
         for each in lives.tensors:
-            begins[each.born] = run.starts.get(each.name.partition(" ")[0], 0.0)
-        for k in range(1, len(begins)):
-            begins[k] = max(begins[k - 1 : k + 1])
-        ends = [*begins[1:], 1.0]
-        length = run.end_ns - run.start_ns
+            name = each.name.partition(" ")[0]
+            begins[each.born] = run.starts.get(name, run.start_ns)
+        begins = [*itertools.accumulate(begins, max)]
+        ends = [*begins[1:], run.end_ns]
         for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             if end <= begin and at != peak_at:
                 continue
@@ -779,8 +779,8 @@ def _memory_spans(runs: Iterable[Ran]) -> Iterator[Span]:
                 "memory",
                 "peak" if is_peak else "memory",
                 f"{'peak memory' if is_peak else 'memory'} {text.size(taken[at])}",
-                run.start_ns + round(begin * length),
-                run.start_ns + round(end * length),
+                begin,
+                end,
                 None,
                 "",
                 _at_peak(lives) if is_peak else "",

@@ -1,6 +1,7 @@
 """`lazyviz.profile()`: gaps at the line that waits, the device's time by line, steps."""
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -349,7 +350,7 @@ def test_a_collective_of_several_operands_belongs_to_the_lines_of_all_of_them():
         ("aten.sum.default", ""): {at["sum"]: 1.0},
         ("aten.mm.default", ""): {at["mm"]: 1.0},
     }
-    ran = device_time.Run(0, 1, 1, 0, 9, frozenset(["all-reduce.5"]), "many")
+    ran = device_time.Run(0, "many", 0, 9, times=Counter(["all-reduce.5"]))
 
     assert program.has(ran)
     assert program.shares("all-reduce.5") == {
