@@ -189,8 +189,14 @@ class Extension:
             from lazyviz.widgets import CopyLines
         except ImportError:  # the lines can be selected
             return
-        self._copying = CopyLines()
+        self._copying = CopyLines(_next_step)
         self._undo.append(self._copying.close)
+
+
+def _next_step() -> tuple[int, str]:
+    from lazyviz.timing import capture  # which needs the runtime
+
+    return capture.next_step()
 
 
 def load(shell: InteractiveShell) -> None:

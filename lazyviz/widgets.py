@@ -23,7 +23,7 @@ from lazyviz.inspection.protocol import RequestError, answered, quoted
 from lazyviz.render.html import script, static
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import ModuleType
 
     from lazyviz.inspection.live import Options
@@ -304,12 +304,17 @@ class TimelineView(anywidget.AnyWidget):
 
 
 class CopyLines(anywidget.AnyWidget):
-    """Listens in the page, and profiles the next step when it is asked to; holds nothing of it."""
+    """Listens in the page, and profiles the next step when it is asked to; holds nothing of it.
+
+    Args:
+        capture: Profiles up to the end of the next step; returns how many steps that were, and HTML.
+    """
 
     _esm = script("copy_lines")
 
-    def __init__(self) -> None:
+    def __init__(self, capture: Callable[[], tuple[int, str]]) -> None:
         super().__init__()
+        self._next_step = capture
         self.on_msg(self._received)
         self._capturing = threading.RLock()
 
@@ -325,11 +330,9 @@ class CopyLines(anywidget.AnyWidget):
 
     def _capture(self) -> None:
         """Profile up to the end of the next step, and show it."""
-        from lazyviz.timing import capture
-
         with self._capturing:
             try:
-                steps, shown = capture.next_step()
+                steps, shown = self._next_step()
             except Exception as error:  # noqa: BLE001 - the page says it
                 _log.exception("a capture failed")
                 steps, shown = 0, panel.refusal_html(f"{type(error).__name__}: {error}")

@@ -26,7 +26,7 @@ from lazyviz.render import text
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from lazygraph.read.hlo_module import Computation
@@ -569,6 +569,8 @@ def find_in(inspection: Inspection) -> NotFiniteView:
 
 # Instructions whose result is memory of their operands.
 _ALIASES = frozenset(("tuple", "get-tuple-element", "bitcast", "optimization-barrier"))
+# Results that are written into an input's memory: `input_output_alias={ {1}: (3, {}, may-alias) }`.
+_DONATED = re.compile(r"\{(\d*)\}: \(\d+, ")
 _MAX_LISTED = 5
 _MAX_BARS = 40
 _WIDTH, _BAR, _LEFT = 360, 8, 4
@@ -664,10 +666,12 @@ def of_hlo(hlo: str) -> Timeline:
     XLA may put several of them into the same memory, one after the other.
     """
     (module,) = modules(hlo)
-    return Timeline("lazy", tuple(_lifetimes(module.computations[module.entry])))
+    donated = _DONATED.findall(hlo.partition("\n")[0])
+    entry = module.computations[module.entry]
+    return Timeline("lazy", tuple(_lifetimes(entry, donated)))
 
 
-def _lifetimes(entry: Computation) -> Iterator[Lifetime]:
+def _lifetimes(entry: Computation, donated: Sequence[str]) -> Iterator[Lifetime]:
     instructions = entry.instructions
     last = len(instructions) - 1
     memory: list[set[int]] = []
@@ -680,11 +684,15 @@ def _lifetimes(entry: Computation) -> Iterator[Lifetime]:
             dies[owner] = at
     for owner in memory[entry.root]:
         dies[owner] = last
+    results = entry.instructions[entry.root].operands
+    in_inputs = set().union(
+        *(memory[results[int(k)] if k else entry.root] for k in donated)
+    )
     for at, each in enumerate(instructions):
         nbytes = type_bytes(each.type)
-        if each.op in _ALIASES or not nbytes:
-            continue
         is_input = each.op in {"parameter", "constant"}
+        if each.op in _ALIASES or not nbytes or (at in in_inputs and not is_input):
+            continue
         _, op = name_in(each.metadata)
         name = f"{each.name} {op}".strip()
         yield Lifetime(

@@ -34,6 +34,8 @@ _OTHERS = {
     "to_host": "#b5ded8",
     "step": "#5b86d6",
     "peek": "#dc9aea",
+    "memory": "#a9c4a4",
+    "peak": "#e8a33d",
 }
 _DEVICE_OTHER = "#8fa9d8"
 DARK = frozenset((PHASE_COLOURS["dispatch"],))  # labels on these are white
@@ -64,7 +66,6 @@ _ROW_NAMES = {
     "transfer": "transfers",
     "device": "device",
 }
-_ROWS = tuple(_ROW_NAMES)
 _STYLE = (
     ".lzt{font:11px ui-sans-serif,system-ui,sans-serif;--q:#5f6b7a;--g:#dfe3e9;"
     "--m0:#1f4e9c;--m1:#c2456b;--m2:#7b4fb0;--m3:#b3541e;--m4:#444c58}"
@@ -75,7 +76,20 @@ _STYLE = (
 )
 _LABEL = 46  # how wide a time such as `300 ms` is
 _SHAPE_BYTES = 120  # what a span takes at least
-_FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
+
+
+def _row_of(lane: str) -> str:
+    """Return what kind of row a lane is: `device` for `device 1` and for `before: device 1`."""
+    return lane.rpartition(": ")[2].partition(" ")[0]
+
+
+def _height_of(lane: str) -> int:
+    return (2 if _row_of(lane) == "memory" else 1) * _ROW
+
+
+def _floor_of(lanes: Iterable[str]) -> int:
+    """Return where the lowest row ends."""
+    return _AXIS + sum(_height_of(lane) + _GAP for lane in lanes)
 
 
 def colour_of(kind: str, row: str) -> str:
@@ -118,19 +132,26 @@ def legend_kinds(
     view: TimelineView, rows: dict[str, list[Span]], marks: Sequence[Span]
 ) -> list[tuple[str, str]]:
     """Return (colour, name) of what the picture has; marks have a sign in their name."""
-    phases = {name for cell in view.cells for name in cell.parts} | {
-        span.kind for span in rows["host"]
+    kinds = {
+        row: dict.fromkeys(
+            span.kind
+            for lane, spans in rows.items()
+            if _row_of(lane) == row
+            for span in spans
+        )
+        for row in ("host", "step", "compile", "transfer", "memory", "device")
     }
+    phases = {name for cell in view.cells for name in cell.parts} | {*kinds["host"]}
     found = [(PHASE_COLOURS[name], name) for name in PHASES if name in phases]
-    for row in ("step", "compile", "transfer"):
-        kinds = dict.fromkeys(span.kind for span in rows[row])
+    for row in ("step", "compile", "transfer", "memory"):
         found += [
             (colour_of(kind, row), plain(kind).replace("run", "step"))
-            for kind in kinds
+            for kind in kinds[row]
             if kind not in PHASE_COLOURS
         ]
-    kinds = dict.fromkeys(span.kind for span in rows["device"])
-    found += [(colour_of(kind, "device"), f"device: {kind}") for kind in kinds]
+    found += [
+        (colour_of(kind, "device"), f"device: {kind}") for kind in kinds["device"]
+    ]
     present = {mark.kind for mark in marks}
     found += [
         (_MARK_COLOURS[kind], _MARK_NAMES[kind]) for kind in MARKS if kind in present
@@ -145,7 +166,7 @@ def legend(
     rows: list[list[tuple[float, str, str]]] = [[]]
     x = float(LABELS)
     for colour, name in kinds:
-        width = 22 + len(name) * CHARACTER
+        width = 26 + len(name) * CHARACTER
         if x + width > WIDTH:
             rows.append([])
             x = float(LABELS)
@@ -210,6 +231,7 @@ class _Shape(NamedTuple):
     kind: str
     label: str
     title: str
+    level: float = 1.0
 
 
 def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
@@ -228,7 +250,7 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
     if (
         len(view.spans) * _SHAPE_BYTES > most
     ):  # each finer drawing of many would be too large
-        columns = 8 * most / _SHAPE_BYTES / len(_ROWS)
+        columns = 8 * most / _SHAPE_BYTES / len(view.lanes)
         grain = max(grain, WIDTH / columns)
     while True:
         picture = _draw(view, grain)
@@ -239,7 +261,7 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
 
 def _draw(view: TimelineView, grain: float) -> str:
     axis = _Axis(view.cells)
-    rows: dict[str, list[Span]] = {name: [] for name in _ROWS}
+    rows: dict[str, list[Span]] = {lane: [] for lane in view.lanes}
     marks: list[Span] = []
     for span in view.spans:
         if span.lane == "step" and span.kind in MARKS:
@@ -247,35 +269,41 @@ def _draw(view: TimelineView, grain: float) -> str:
         elif span.lane in rows and span.kind != "handover":
             rows[span.lane].append(span)
     cuts = sorted(mark.end_ns for mark in marks if mark.kind == "cut")
-    rows["step"] = [part for span in rows["step"] for part in _parts(span, cuts)]
+    if marks:
+        rows["step"] = [part for span in rows["step"] for part in _parts(span, cuts)]
     draw_legend, legend_height = legend(legend_kinds(view, rows, marks))
-    height = _AXIS + len(_ROWS) * (_ROW + _GAP) + 14 + legend_height
+    marked = 14 if "step" in rows else 0
+    floor = _floor_of(view.lanes) + marked
+    height = floor + legend_height
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lzt" width="{WIDTH}" '
         f'height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{markup(_summary(view))}" data-left="{LABELS}" '
-        f'data-floor="{_FLOOR}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
+        f'data-floor="{floor - 6}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
     )
     parts = [start]
-    parts += _scale(axis)
+    parts += _scale(axis, floor - 6)
     y = float(_AXIS)
-    for name in _ROWS:
-        title = view.whole if view.whole and name == "cell" else _ROW_NAMES[name]
+    for lane in view.lanes:
+        row, name = _row_of(lane), _ROW_NAMES.get(lane, lane)
+        title = view.whole if view.whole and row == "cell" else name
         parts.append(f'<text class="l" x="0" y="{y + 12:.0f}">{markup(title)}</text>')
-        parts.append(f'<g data-row="{_ROW_NAMES[name]}">')
-        if name == "cell":
-            parts += [_rect(shape, y, name, grain) for shape in _cells(view, axis)]
+        parts.append(f'<g data-row="{markup(name)}">')
+        if row == "cell":
+            shapes = _cells(view, axis)
+        elif row == "memory":
+            shapes = _levels(rows[lane], axis, grain)
         else:
-            if name == "host" and not view.whole:
-                parts += [_rect(shape, y, name, grain) for shape in _tracing(axis)]
-            spans = _side_by_side(rows[name]) if name == "compile" else rows[name]
+            spans = _side_by_side(rows[lane]) if row == "compile" else rows[lane]
             shapes = _shapes(spans, axis, grain)
-            parts += [_rect(shape, y, name, grain) for shape in shapes]
+            if lane == "host" and not view.whole:
+                shapes = [*_tracing(axis), *shapes]
+        parts += [_rect(shape, y, row, grain) for shape in shapes]
         parts.append("</g>")
-        if name == "step":
+        if lane == "step":
             parts += _drawn_marks(marks, axis, y + _ROW, max(grain, 5.0))
-            y += 14
-        y += _ROW + _GAP
+            y += marked
+        y += _height_of(lane) + _GAP
     parts += draw_legend(y + 4)
     parts.append("</svg>")
     return "".join(parts)
@@ -288,7 +316,7 @@ def _pieces_text(axis: _Axis) -> str:
     )
 
 
-def _scale(axis: _Axis) -> list[str]:
+def _scale(axis: _Axis, floor: int) -> list[str]:
     parts = []
     for number, (start, end, x, width) in enumerate(axis.pieces):
         if number:
@@ -301,7 +329,7 @@ def _scale(axis: _Axis) -> list[str]:
         for offset, label in _ticks(end - start, width):
             at = x + offset
             parts.append(
-                f'<path class="a" d="M{at:.1f} {_AXIS - 4}V{_FLOOR}"/>'
+                f'<path class="a" d="M{at:.1f} {_AXIS - 4}V{floor}"/>'
                 f'<text class="k" data-tick="" x="{at + 2:.1f}" y="10">{label}</text>'
             )
     return parts
@@ -376,8 +404,7 @@ def _parts(span: Span, cuts: Sequence[int]) -> list[Span]:
 def _shapes(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
     """Return what is drawn: wide spans each, narrow ones together by place and kind."""
     wide: list[_Shape] = []
-    narrow: dict[int, Counter[str]] = {}
-    counts: Counter[int] = Counter()
+    narrow: dict[int, list[tuple[str, Span]]] = {}
     runs = 0
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         x, end = axis(span.start_ns), axis(span.end_ns)
@@ -388,44 +415,68 @@ def _shapes(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
         if end - x >= grain:
             wide.append(_Shape(x, end - x, kind, span.name, span_title(span)))
         else:
-            column = int(x / grain)
-            narrow.setdefault(column, Counter())[kind] += max(span.duration_ns, 1)
-            counts[column] += 1
+            narrow.setdefault(int(x / grain), []).append((kind, span))
     # Small ones go last, or wide ones that began later would hide them.
-    return wide + _merged(narrow, counts, grain)
+    return wide + _merged(narrow, grain)
 
 
-def _merged(
-    narrow: dict[int, Counter[str]], counts: Counter[int], grain: float
-) -> list[_Shape]:
+def _levels(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
+    """Return a curve as bars: of spans in a column that is too narrow for them, the highest."""
+    highest: dict[int, Span] = {}
+    for span in spans:
+        first, last = axis(span.start_ns) / grain, axis(span.end_ns) / grain
+        for column in range(int(first), max(int(last), int(first) + 1)):
+            if column not in highest or highest[column].level < span.level:
+                highest[column] = span
     shapes: list[_Shape] = []
-    run: list[int] = []
-
-    def close() -> None:
-        if not run:
-            return
-        kinds: Counter[str] = Counter()
-        for column in run:
-            kinds += narrow[column]
-        each = ", ".join(
-            f"{plain(kind)} {text.duration(ns)}" for kind, ns in kinds.most_common(4)
-        )
-        number = sum(counts[column] for column in run)
-        title = f"{text.plural(number, 'short span')}: {each}"
-        width = (run[-1] - run[0] + 1) * grain
-        kind = kinds.most_common(1)[0][0]
-        shapes.append(_Shape(run[0] * grain, width, kind, "", title))
-        run.clear()
-
-    for column in sorted(narrow):
-        lead = narrow[column].most_common(1)[0][0]
-        if run and (
-            column != run[-1] + 1 or narrow[run[-1]].most_common(1)[0][0] != lead
+    for column in sorted(highest):
+        span, x = highest[column], column * grain
+        before = shapes[-1] if shapes else None
+        title = span_title(span)
+        if (
+            before
+            and before.title == title
+            and x <= before.x + before.width + grain / 2
         ):
-            close()
-        run.append(column)
-    close()
+            shapes[-1] = before._replace(width=x + grain - before.x)
+        else:
+            shapes.append(_Shape(x, grain, span.kind, "", title, span.level))
     return shapes
+
+
+def _merged(narrow: dict[int, list[tuple[str, Span]]], grain: float) -> list[_Shape]:
+    """Return columns of narrow spans; those side by side that are mostly of one kind are one."""
+    kinds = {column: _times_of(spans) for column, spans in narrow.items()}
+    runs: list[list[int]] = []
+    for column in sorted(narrow):
+        before = runs[-1][-1] if runs else None
+        if before == column - 1 and next(iter(kinds[before])) == next(
+            iter(kinds[column])
+        ):
+            runs[-1].append(column)
+        else:
+            runs.append([column])
+    shapes = []
+    for run in runs:
+        spans = [each for column in run for each in narrow[column]]
+        times = _times_of(spans)
+        each = ", ".join(
+            f"{plain(kind)} {text.duration(ns)}" for kind, ns in [*times.items()][:4]
+        )
+        title = f"{text.plural(len(spans), 'short span')}: {each}"
+        if len(spans) == 1:
+            title = span_title(spans[0][1])
+        width = (run[-1] - run[0] + 1) * grain
+        shapes.append(_Shape(run[0] * grain, width, next(iter(times)), "", title))
+    return shapes
+
+
+def _times_of(spans: Iterable[tuple[str, Span]]) -> dict[str, int]:
+    """Return how long spans of each kind took, the longest first."""
+    times: Counter[str] = Counter()
+    for kind, span in spans:
+        times[kind] += max(span.duration_ns, 1)
+    return dict(times.most_common())
 
 
 def span_title(span: Span) -> str:
@@ -441,6 +492,9 @@ def _rect(shape: _Shape, y: float, row: str, grain: float) -> str:
     colour = colour_of(shape.kind, row)
     thin = shape.kind in {"scope", "block"}
     top, height = (y - 3, 4) if thin else (y, _ROW - (2 if row == "step" else 0))
+    if row == "memory":
+        height = max(round(shape.level * _height_of(row)), 1)
+        top = y + _height_of(row) - height
     rect = (
         f'<rect x="{shape.x:.{digits}f}" y="{top:.0f}" '
         f'width="{max(shape.width, least):.{digits}f}" '

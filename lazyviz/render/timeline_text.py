@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
+LANES = ("cell", "step", "host", "compile", "transfer", "device")
 NO_LINES: Counter[Any] = Counter()  # one for all cells that were not sampled
 # Neither recording nor waiting for something that works.
 _LOST = ("python", "dispatch", "transfer")
@@ -29,7 +30,8 @@ class Span(NamedTuple):
     """Something that took time, or a moment (then it ends when it starts).
 
     Attributes:
-        lane: `cell`, `step`, `host`, `compile`, `transfer` or `device`.
+        lane: `cell`, `step`, `host`, `compile`, `transfer`, `device` or, of several, `device 1`;
+            `memory`.
         kind: What it is, within its lane: a phase of the ledger, `barrier`, `implicit barrier`,
             `closure`, `to_device`, `fallback`, ...
         name: A few words.
@@ -38,6 +40,7 @@ class Span(NamedTuple):
         site: The user's line; empty if not known.
         detail: One sentence more, for whoever looks closer.
         flow: Number that a dispatch and its execution share; 0 for none.
+        level: How much of the row's height it has, from 0 to 1.
     """
 
     lane: str
@@ -49,6 +52,7 @@ class Span(NamedTuple):
     site: str = ""
     detail: str = ""
     flow: int = 0
+    level: float = 1.0
 
     @property
     def duration_ns(self) -> int:
@@ -88,6 +92,7 @@ class TimelineView:
         lines: Recording by line: line, source, share.
         earlier: How many cells of the session came before these.
         whole: What the one cell stands for where no session ran it, such as `profile`.
+        lanes: The rows, from top to bottom.
     """
 
     cells: Sequence[CellTime]
@@ -97,6 +102,7 @@ class TimelineView:
     lines: Sequence[tuple[str, str, float]] = field(default_factory=list)
     earlier: int = 0
     whole: str = ""
+    lanes: Sequence[str] = LANES
 
 
 def timeline_tables(view: TimelineView, rows: int = _TEXT_ROWS) -> Doc:

@@ -193,6 +193,13 @@ function zoomable(svg, host) {
   }
   const into = (each) => { if (each) show(each.x - Math.max(each.w, 1e-3) * 0.15, each.x + Math.max(each.w, 1e-3) * 1.15); };
   const placeOf = (e) => { const r = svg.getBoundingClientRect(); return from + ((e.clientX - r.left) * width / r.width - left) * (to - from) / room; };
+  // What a pointer is at, or nearly: a span narrower than a pixel could not be hit.
+  function under(e) {
+    const r = svg.getBoundingClientRect(), px = width / r.width, x = (e.clientX - r.left) * px, y = (e.clientY - r.top) * px;
+    const far = (each) => Math.max(at(each.x) - x, x - at(each.x + each.w), 0);
+    const near = shapes.filter((each) => y >= each.y - 1 && y <= each.y + each.h + 1 && far(each) < 4);
+    return byElement.get(e.target) || near.reduce((best, each) => (best && far(best) <= far(each) ? best : each), null);
+  }
 
   const actions = { "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), "−": () => zoom(1 / 0.6), 0: all, Escape: () => { choose(null); mark = null; pick(null); all(); }, m: markHere, "/": () => box.focus(), Enter: () => into(chosen), ArrowUp: () => across(-1), ArrowDown: () => across(1) };
   svg.addEventListener("keydown", (e) => {
@@ -207,15 +214,15 @@ function zoomable(svg, host) {
   }, { passive: false });
   svg.addEventListener("pointerdown", (e) => { drag = { x: e.clientX, from, to, moved: false, at: e.shiftKey ? placeOf(e) : null }; });
   svg.addEventListener("pointermove", (e) => {
-    if (!drag) { const each = byElement.get(e.target); if (each && !picked) tell.textContent = each.title; return; }
+    if (!drag) { const each = under(e); if (each && !picked) tell.textContent = each.title; return; }
     const d = (drag.x - e.clientX) * width / svg.getBoundingClientRect().width * (drag.to - drag.from) / room;
     if (!drag.moved && Math.abs(drag.x - e.clientX) < 4) return;
     if (!drag.moved) { drag.moved = true; svg.setPointerCapture(e.pointerId); }
     if (drag.at !== null) pick(drag.at, placeOf(e)); else show(drag.from + d, drag.to + d);
   });
-  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, (e) => { if (drag && !drag.moved) choose(byElement.get(e.target) || null); drag = null; });
+  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, (e) => { if (drag && !drag.moved) choose(under(e)); drag = null; });
   svg.addEventListener("pointerleave", () => { if (!drag && !picked) tell.textContent = chosen ? chosen.title : ""; });
-  svg.addEventListener("dblclick", (e) => into(byElement.get(e.target)));
+  svg.addEventListener("dblclick", (e) => into(under(e)));
 
   for (const [text, label, act] of [["−", "zoom out", () => zoom(1 / 0.6)], ["+", "zoom in", () => zoom(0.6)], ["all", "show all", all]]) {
     const button = element("button", "", text);

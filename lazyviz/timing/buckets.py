@@ -6,9 +6,11 @@ buckets little is compiled and much is padding; the fewest nanoseconds lie betwe
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +153,11 @@ def families(
     alike: dict[Any, list[Any]] = defaultdict(list)
     for graph in graphs:
         vertices = graph.snapshot.vertices
+        # The order of ops that do not read each other depends on their sizes.
         kinds = tuple(
-            (each.op, _NUMBER.sub("#", " ".join(each.types))) for each in vertices
+            sorted(
+                (each.op, _NUMBER.sub("#", " ".join(each.types))) for each in vertices
+            )
         )
         alike[kinds].append(graph)
     plans = []
@@ -176,20 +181,19 @@ def families(
 def _sizes(group: Sequence[Any]) -> dict[int, Any]:
     """Return graphs by the one number of their inputs that varies; empty if there are several."""
     numbers = [
-        [
+        Counter(
             int(number)
             for vertex in graph.snapshot.vertices
             if vertex.is_leaf
             for number in _NUMBER.findall(" ".join(vertex.types))
-        ]
+        )
         for graph in group
     ]
-    varying = [
-        k for k, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1
-    ]
-    if not varying or any(len({row[k] for k in varying}) > 1 for row in numbers):
+    common = functools.reduce(operator.and_, numbers)
+    varying = [list(each - common) for each in numbers]
+    if any(len(each) != 1 for each in varying):
         return {}
-    found = {row[varying[0]]: graph for row, graph in zip(numbers, group, strict=True)}
+    found = {size: graph for (size,), graph in zip(varying, group, strict=True)}
     return found if len(found) == len(group) else {}
 
 

@@ -17,13 +17,15 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import re
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lazygraph
@@ -34,6 +36,7 @@ from lazyviz.timing.gaps import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     from lazygraph import Graph
     from lazyrt.observe import events
@@ -70,11 +73,14 @@ _WEIGHTS = {
     "power": 570.0,
 }
 _HEADER = re.compile(r"HloModule ([\w.\-]+)")
+_ELEMENT = re.compile(
+    r"%?([\w.\-]+) = .* get-tuple-element\((?:.* )?%?([\w.\-]+)\), index="
+)
 _LAYER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _TOLERANCE_NS = 200_000  # between the clocks of the trace and of the program
 _SINCE_1970_NS = 10**17
 _FIRST_RUNS = 4
-_BUDGET = 0.01
+_BUDGET = 0.005
 _MAX_IN_FLIGHT = 64
 _TRIES = 6
 
@@ -97,28 +103,54 @@ class Place(NamedTuple):
     part: Part = "forward"
 
 
-class Run(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Run:
     """One run of a program on a device.
 
     Attributes:
-        device, program, number: As the trace numbers them.
-        start_ns, end_ns: Of its first and last instruction, of `time.perf_counter_ns`.
-        ops: Names of the instructions that ran.
+        device: Its number.
         module: What XLA calls the program; empty where the trace does not say.
+        start_ns, end_ns: Of its first and last instruction, of `time.perf_counter_ns`.
+        spent: How long each instruction was the innermost one of its thread.
+        times: How often each ran.
+        starts: When each began first.
+        busy_ns: The device's time: what runs that overlap take together, in proportion.
+        launch: What it came from; None if that is not known.
+        program: What ran; None if that is not known.
+        is_like: Whether it was not traced, and is taken to be like a run of the same program.
     """
 
     device: int
-    program: int
-    number: int
+    module: str
     start_ns: int
     end_ns: int
-    ops: frozenset[str]
-    module: str = ""
+    spent: Counter[str] = field(default_factory=Counter)
+    times: Counter[str] = field(default_factory=Counter)
+    starts: dict[str, int] = field(default_factory=dict)
+    busy_ns: float = 0.0
+    launch: Launch | None = None
+    program: Program | None = None
+    is_like: bool = False
 
-    @property
-    def key(self) -> tuple[int, int, int]:
-        """What tells it from other runs of the trace."""
-        return self.device, self.program, self.number
+    def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
+        """Return nanoseconds, operations and bytes by place.
+
+        Args:
+            usual: How long each instruction takes.
+        """
+        if self.program is None:
+            return {Place(): (self.busy_ns, 0.0, 0.0)}
+        found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
+        total = sum(usual[op] for op in self.spent) or 1.0
+        for op in self.spent:
+            ns = self.busy_ns * usual[op] / total
+            nbytes = self.program.bytes_moved(op) * self.times[op]
+            for where, share in self.program.shares(op).items():
+                found[where][0] += ns * share
+                found[where][2] += nbytes * share
+            for where, count in self.program.operations(op).items():
+                found[where][1] += count * self.times[op]
+        return {**found}
 
 
 class Launch(NamedTuple):
@@ -129,57 +161,33 @@ class Launch(NamedTuple):
     step: int
     time_ns: int
     programs: int = 1
+    nodes: int = 0
 
 
-_RunKey = tuple[int, int, int]
+_RunKey = tuple[int, int, int]  # device, program and number, as the trace has them
 _Key = tuple[int, int, int, str]
 _Segment = tuple[int, int, _Key]
 
 
-@dataclass(slots=True)
-class Traced:
-    """What a trace says.
-
-    Attributes:
-        runs: In order of their starts.
-        spent: How long each instruction was the innermost one of its thread, by its run and name.
-        times: How often each ran, likewise.
-        busy: The device's time by run: what runs that overlap take together, in proportion.
-    """
-
-    runs: list[Run] = field(default_factory=list)
-    spent: dict[_RunKey, Counter[str]] = field(default_factory=dict)
-    times: dict[_RunKey, Counter[str]] = field(default_factory=dict)
-    busy: dict[_RunKey, float] = field(default_factory=dict)
-
-
-def read_trace(trace: DeviceTrace) -> Traced:
-    """Return the runs of a device's trace and the time of their instructions."""
-    found = Traced()
-    ends: dict[_RunKey, tuple[int, int]] = {}
-    own: dict[_RunKey, Counter[str]] = defaultdict(Counter)
+def read_trace(trace: DeviceTrace) -> list[Run]:
+    """Return the runs of a device's trace in order of their starts, with their instructions."""
+    runs: dict[_RunKey, Run] = {}
     modules: dict[_RunKey, str] = {}
     for events in _instructions(trace, modules):
         for start, end, key in events:
-            run, op = key[:3], key[3]
-            found.times.setdefault(run, Counter())[op] += 1
-            first, last = ends.get(run, (start, end))
-            ends[run] = min(first, start), max(last, end)
+            of, op = key[:3], key[3]
+            run = runs.setdefault(of, Run(of[0], modules[of], start, end))
+            run.times[op] += 1
+            run.starts[op] = min(run.starts.get(op, start), start)
+            run.start_ns, run.end_ns = min(run.start_ns, start), max(run.end_ns, end)
         for start, end, key in _innermost(events):
-            own[key[:3]][key[3]] += end - start
-    found.runs = sorted(
-        (
-            Run(*run, *ends[run], frozenset(times), modules[run])
-            for run, times in found.times.items()
-        ),
-        key=lambda run: run.start_ns,
-    )
-    found.spent = own
-    for together in _side_by_side(found.runs):
+            runs[key[:3]].spent[key[3]] += end - start
+    found = sorted(runs.values(), key=lambda run: run.start_ns)
+    for together in _side_by_side(found):
         length = max(each.end_ns for each in together) - together[0].start_ns
-        total = sum(sum(own[each.key].values()) for each in together) or 1
+        total = sum(each.spent.total() for each in together) or 1
         for each in together:
-            found.busy[each.key] = length * sum(own[each.key].values()) / total
+            each.busy_ns = length * each.spent.total() / total
     return found
 
 
@@ -270,18 +278,22 @@ def _innermost(events: list[_Segment]) -> list[_Segment]:
 class Program:
     """An executable's instructions, and where each came from.
 
-    Args:
+    Attributes:
         text: Its optimised HLO.
+
+    Args:
+        text: The same.
         nodes: The ops of its graph as IR; none where that is not kept.
     """
 
     def __init__(self, text: str, nodes: Sequence[Node] = ()) -> None:
+        self.text = text
         header = _HEADER.match(text)
         self._module = header[1] if header is not None else ""
         self._origins = _by_label(nodes)
         self._found: dict[str, tuple[Graph, int]] = {}
-        self._shares: dict[str, dict[Place, float]] = {}
-        self._operations: dict[str, dict[Place, float]] = {}
+        self.shares = functools.cache(self._shares)
+        self.operations = functools.cache(self._operations)
         stack, seen = [lazygraph.parse(text)], set[str]()
         while stack:
             graph = stack.pop()
@@ -292,21 +304,36 @@ class Program:
                     seen.add(called)
                     if inner is not None and graph.ops[node] != "fusion":
                         stack.append(inner)
+        # A collective of several operands is one vertex for each, named by what reads it.
+        self._split: dict[str, list[str]] = defaultdict(list)
+        for element, whole in _ELEMENT.findall(text):
+            if whole not in self._found and element in self._found:
+                self._split[whole].append(element)
 
     def has(self, run: Run) -> bool:
         """Return whether it is what ran: it has that name, and all those instructions."""
         is_named = not run.module or run.module == self._module
-        return is_named and all(op in self._found for op in run.ops)
+        return is_named and all(
+            op in self._found or op in self._split for op in run.times
+        )
 
-    def shares(self, name: str) -> dict[Place, float]:
-        """Return where an instruction's time belongs, in shares that add up to 1."""
-        known = self._shares.get(name)
-        if known is None:
-            known = self._shares[name] = self._find_shares(name)
-        return known
+    def _shares(self, name: str) -> dict[Place, float]:
+        """Return where an instruction's time belongs, in shares that add up to 1.
 
-    def _find_shares(self, name: str) -> dict[Place, float]:
-        """Return an instruction's places, else those of the nearest that reads it or is read."""
+        It has its own places, else those of the nearest that reads it or is read.
+        """
+        if name in self._split:
+            sizes = {
+                element: type_bytes(graph.types[node])
+                for element in self._split[name]
+                for graph, node in self._vertices(element)
+            }
+            total = sum(sizes.values()) or 1
+            found: dict[Place, float] = defaultdict(float)
+            for element, size in sizes.items():
+                for where, part in self.shares(element).items():
+                    found[where] += part * size / total
+            return found
         if name not in self._found:
             return {Place(): 1.0}
         graph, start = self._found[name]
@@ -314,8 +341,8 @@ class Program:
             nodes, seen = deque([start]), {start}
             while nodes:
                 node = nodes.popleft()
-                if found := self._own_shares(graph, node):
-                    return found
+                if own := self._own_shares(graph, node):
+                    return own
                 near = [k for k in towards(graph, node) if k not in seen]
                 seen.update(near)
                 nodes.extend(near)
@@ -359,21 +386,26 @@ class Program:
         )
         if known is not None:
             return known
+        # XLA calls what it has made of several `(a:b)`.
+        parts = [(part, "") for part in label[1:-1].split(":")]
+        if label.startswith("(") and all(part in self._origins for part in parts):
+            found: dict[Place, float] = defaultdict(float)
+            for part in parts:
+                for where, share in self._origins[part].items():
+                    found[where] += share / len(parts)
+            return found
         site = _SITE.match(origin.site)
         if site is None or not origin.op_name or _is_ours(site[1]):
             return {}
-        part: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
+        of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
         op = origin.op_name.removesuffix(_BACKWARD)
-        return {Place(site[1], int(site[2]), None, origin.scope, op, part): 1.0}
+        return {Place(site[1], int(site[2]), None, origin.scope, op, of): 1.0}
 
-    def operations(self, name: str) -> dict[Place, float]:
+    def _operations(self, name: str) -> dict[Place, float]:
         """Return the floating-point operations of an instruction by place."""
-        known = self._operations.get(name)
-        if known is not None:
-            return known
-        found = self._operations[name] = defaultdict(float)
-        if name in self._found:
-            for inner, k, _ in self._work(*self._found[name]):
+        found: dict[Place, float] = defaultdict(float)
+        for vertex in self._vertices(name):
+            for inner, k, _ in self._work(*vertex):
                 if inner.ops[k] in _FREE:
                     continue
                 for where, part in self._places(inner, k).items():
@@ -382,13 +414,17 @@ class Program:
 
     def bytes_moved(self, name: str) -> float:
         """Return the bytes that an instruction reads and writes."""
-        if name not in self._found:
-            return 0.0
-        graph, node = self._found[name]
-        nbytes = type_bytes(graph.types[node])
         return float(
-            nbytes + sum(type_bytes(graph.types[k]) for k in graph.operands[node])
+            sum(
+                type_bytes(graph.types[k])
+                for graph, node in self._vertices(name)
+                for k in (node, *graph.operands[node])
+            )
         )
+
+    def _vertices(self, name: str) -> list[tuple[Graph, int]]:
+        names = self._split.get(name, [name])
+        return [self._found[each] for each in names if each in self._found]
 
 
 def _readers(graph: Graph, node: int) -> list[int]:
@@ -560,20 +596,16 @@ class DeviceTime:
         lines: Its time by line, the largest first.
         scopes: Its time by scope, the largest first.
         by_step: Its time by step.
-        traced_runs: Runs of programs that were traced.
-        like_traced_runs: Runs that are taken to be like those of the same program.
-        unknown_runs: Runs of programs of which none was traced; their time is not counted.
         devices: Each by itself, where programs ran on several.
+        runs: What ran when, on each device.
     """
 
     busy: list[Interval] = field(default_factory=list)
     lines: list[LineTime] = field(default_factory=list)
     scopes: list[ScopeTime] = field(default_factory=list)
     by_step: Counter[int] = field(default_factory=Counter)
-    traced_runs: int = 0
-    like_traced_runs: int = 0
-    unknown_runs: int = 0
     devices: list[DeviceRow] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -594,11 +626,11 @@ class Window:
 
 
 class TraceWindows:
-    """Traces the device in windows of some steps, so that it costs a per cent at most.
+    """Traces the device in windows of some steps, so that it costs half a per cent at most.
 
     To trace an instruction and to collect it takes some 2 µs, which small instructions feel. So each
-    program is traced in its first runs, and after that as long as collecting takes at most a hundredth
-    of the time. The other runs are taken to be like those.
+    program is traced in its first runs, and after that as long as windows take at most half a per cent of
+    the time. The other runs are taken to be like those.
 
     Attributes:
         windows: In order of time.
@@ -613,13 +645,15 @@ class TraceWindows:
         self.windows: list[Window] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
-        self._latest: set[str] = set()
-        self._in_flight: deque[Launch] = deque(maxlen=_MAX_IN_FLIGHT)
+        self._has_launched = False  # since the barrier before
+        self._has_news = False  # of a program that was traced in few runs
+        self._in_flight: deque[events.ExecuteStarted] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
-        self._spent_ns = 0  # for windows that have ended
+        self._spent_ns = 0
         self._ended_runs = 0
         self._open: Window | None = None
-        self._ending: threading.Thread | None = None
+        self._collector: ThreadPoolExecutor | None = None
+        self._ending: Future[None] | None = None
         self._lock = threading.RLock()  # another thread may end it
         self._rests = False
 
@@ -627,23 +661,22 @@ class TraceWindows:
         """Trace from now on, unless that is under way or cannot be done."""
         from lazyrt import tools
 
-        with self._lock:
+        with self._lock, self._counted():
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
-            in_flight = list(self._in_flight)
+            in_flight = [launch_of(event) for event in self._in_flight]
             self._open = Window(tools.device_trace(), in_flight, len(in_flight))
             self.windows.append(self._open)
 
     def end(self) -> None:
         """Trace no more for now; another thread collects, as that takes a while."""
-        with self._lock:
+        with self._lock, self._counted():
             window, self._open = self._open, None
             if window is None:
                 return
-            self._ending = threading.Thread(
-                target=self._collect, args=(window,), name="lazyviz-trace"
-            )
-            self._ending.start()
+            if self._collector is None:
+                self._collector = ThreadPoolExecutor(1, "lazyviz-trace")
+            self._ending = self._collector.submit(self._collect, window)
 
     def rest(self, *, on: bool) -> None:
         """Begin no trace until told otherwise: another profile takes one, or this one is over.
@@ -653,61 +686,77 @@ class TraceWindows:
         with self._lock:
             self._rests = on
             self.end()
-        if self._ending is not None:
-            self._ending.join()
+            collector, self._collector = self._collector, None
+        if collector is not None:
+            collector.shutdown()
 
     def _collect(self, window: Window) -> None:
-        start = time.thread_time_ns()
-        window.trace.close()
+        with self._counted():
+            window.trace.close()
         self.fault = self.fault or window.trace.fault
-        self._spent_ns += time.thread_time_ns() - start
         self._ended_runs += len(window.launched) - window.earlier
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count what the calling thread spends meanwhile."""
+        start = time.thread_time_ns()
+        yield
+        self._spent_ns += time.thread_time_ns() - start
 
     @property
     def _is_ending(self) -> bool:
-        return self._ending is not None and self._ending.is_alive()
+        return self._ending is not None and not self._ending.done()
 
     def launched(self, event: events.ExecuteStarted) -> None:
         """Take note of what was handed to the device."""
-        launch = launch_of(event)
-        self._latest.add(launch.fingerprint)
-        self._in_flight.append(launch)
+        self._in_flight.append(event)
+        self._has_launched = True
+        if self._traced[event.fingerprint] < _FIRST_RUNS:
+            self._has_news = True
         if self._open is not None:
-            self._open.launched.append(launch)
+            self._open.launched.append(launch_of(event))
 
     def finished(self, event: events.ExecuteFinished) -> None:
         """Take note of the end of a run; runs end in the order in which they began."""
-        key = event.fingerprint, event.purpose, event.step
-        for launch in self._in_flight:
-            if launch[:3] == key:
+        for launched in self._in_flight:
+            if (
+                launched.step == event.step
+                and launched.fingerprint == event.fingerprint
+                and launched.purpose == event.purpose
+            ):
                 break
         else:
             return
-        self._in_flight.remove(launch)
+        self._in_flight.remove(launched)
         window = self._open
-        if window is not None and launch in window.launched[window.earlier :]:
+        if window is None:
+            return
+        launch = launch_of(launched)
+        if launch in window.launched[window.earlier :]:
             window.whole.add(launch)
             self._traced[event.fingerprint] += 1
 
     def barrier_ended(self, _event: events.BarrierFinished) -> None:
         """Begin or end a window."""
-        latest, self._latest = self._latest, set()
-        if self._is_whole:
+        if self._is_whole or not self._has_launched:
             return
-        if any(self._traced[each] < _FIRST_RUNS for each in latest) or self._has_budget:
-            self.begin()
-        elif latest:
+        has_news, self._has_news, self._has_launched = self._has_news, False, False
+        if has_news or self._has_budget:
+            if self._open is None:
+                self.begin()
+        elif self._open is not None:
             self.end()
 
     @property
     def _has_budget(self) -> bool:
-        """Whether to collect this window takes a small part of the time so far."""
+        """Whether to trace one run more takes a small part of the time so far."""
         if not self._ended_runs:
             return False
-        runs = len(self._open.launched) if self._open is not None else 0
-        expected = (runs + 1) * self._spent_ns / self._ended_runs
-        allowed = (time.perf_counter_ns() - self._began_ns) * _BUDGET
-        return bool(self._spent_ns + expected <= allowed)
+        runs = self._ended_runs + 1
+        if self._open is not None:
+            runs += len(self._open.launched)
+        expected = runs * self._spent_ns / self._ended_runs
+        return expected <= (time.perf_counter_ns() - self._began_ns) * _BUDGET
 
 
 def launches_of_runs(
@@ -758,39 +807,8 @@ class _Sums:
             self.by_step[launch.step] += round(sum(ns for ns, *_ in costs.values()))
 
 
-class _WholeRun(NamedTuple):
-    """A run that was traced from its beginning to its end."""
-
-    run: Run
-    launch: Launch | None
-    program: Program | None
-    spent: Counter[str]
-    times: Counter[str]
-    busy_ns: float
-
-    def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
-        """Return nanoseconds, operations and bytes by place.
-
-        Args:
-            usual: How long each instruction takes.
-        """
-        if self.program is None:
-            return {Place(): (self.busy_ns, 0.0, 0.0)}
-        found: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
-        total = sum(usual[op] for op in self.spent) or 1.0
-        for op in self.spent:
-            ns = self.busy_ns * usual[op] / total
-            nbytes = self.program.bytes_moved(op) * self.times[op]
-            for where, share in self.program.shares(op).items():
-                found[where][0] += ns * share
-                found[where][2] += nbytes * share
-            for where, count in self.program.operations(op).items():
-                found[where][1] += count * self.times[op]
-        return {**found}
-
-
 def _usual_times(
-    runs: Sequence[_WholeRun],
+    runs: Sequence[Run],
 ) -> dict[Program | None, dict[str, float]]:
     """Return how long each instruction takes, by program."""
     spent: dict[Program | None, dict[str, list[int]]] = defaultdict(
@@ -819,29 +837,26 @@ def device_time(
     """
     sums = _Sums()
     known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
-    whole: list[_WholeRun] = []
+    whole: list[Run] = []
     left = list(launches)
     for window in windows:
         traced = read_trace(window.trace)
-        matched: dict[_RunKey, Launch | None] = {}
-        for number in {run.device for run in traced.runs}:  # a launch runs on each
-            runs = [run for run in traced.runs if run.device == number]
+        for number in {run.device for run in traced}:  # a launch runs on each
+            runs = [run for run in traced if run.device == number]
             found = launches_of_runs(runs, window.launched, programs)
-            matched.update(zip((run.key for run in runs), found, strict=True))
-        for run in traced.runs:
-            launch = matched[run.key]
+            for run, launch in zip(runs, found, strict=True):
+                run.launch = launch
+        for run in traced:
+            launch = run.launch
             if launch is not None and launch not in window.whole:
                 continue  # an end of the window cut it
             builds = programs.get(launch.fingerprint, ()) if launch is not None else ()
-            program = next((p for p in builds if p.has(run)), None)
-            spent, times = traced.spent[run.key], traced.times[run.key]
-            whole.append(
-                _WholeRun(run, launch, program, spent, times, traced.busy[run.key])
-            )
+            run.program = next((p for p in builds if p.has(run)), None)
+            whole.append(run)
             if launch in left:
                 left.remove(launch)
     usual = _usual_times(whole)
-    launched: dict[Launch, list[_WholeRun]] = defaultdict(list)
+    launched: dict[Launch, list[Run]] = defaultdict(list)
     for each in whole:
         if each.launch is None:
             sums.add(each.costs(usual[each.program]), None)
@@ -855,28 +870,24 @@ def device_time(
     guessed = [launch for launch in left if launch.fingerprint in means]
     for launch in guessed:
         sums.add(means[launch.fingerprint], launch)
+    like = _like(whole, [(g, _length(means[g.fingerprint])) for g in guessed])
+    every = sorted([*whole, *like], key=lambda each: each.start_ns)
     return DeviceTime(
-        busy=_with_guesses(
-            [(each.run.start_ns, each.run.end_ns) for each in whole],
-            [(g, _length(means[g.fingerprint])) for g in guessed],
-        ),
+        busy=union((each.start_ns, each.end_ns) for each in every),
+        runs=every,
         lines=_lines(sums.by_place, sums.line_runs),
         scopes=_scopes(sums.by_place),
         by_step=sums.by_step,
-        traced_runs=len(whole),
-        like_traced_runs=len(guessed),
-        unknown_runs=len(left) - len(guessed),
         devices=_device_rows(launched.values()),
     )
 
 
-def _device_rows(launched: Iterable[Sequence[_WholeRun]]) -> list[DeviceRow]:
+def _device_rows(launched: Iterable[Sequence[Run]]) -> list[DeviceRow]:
     """Return what each device did; empty for one."""
     runs, busy, behind = Counter[int](), Counter[int](), Counter[int]()
     for on_devices in launched:
-        first = min(each.run.end_ns for each in on_devices)
-        for each in on_devices:
-            run = each.run
+        first = min(run.end_ns for run in on_devices)
+        for run in on_devices:
             runs[run.device] += 1
             busy[run.device] += run.end_ns - run.start_ns
             behind[run.device] += run.end_ns - first
@@ -898,7 +909,7 @@ def untraced_time(ends: Sequence[tuple[events.ExecuteFinished, int]]) -> DeviceT
     Args:
         ends: Each with the time at which it was noticed.
     """
-    found = DeviceTime(unknown_runs=len(ends))
+    found = DeviceTime()
     found.busy = union((now - event.duration_ns, now) for event, now in ends)
     for event, _ in ends:
         if event.purpose == "step":
@@ -922,22 +933,33 @@ def _sum(
     return {**total}
 
 
-def _with_guesses(
-    busy: Sequence[Interval], guessed: Sequence[tuple[Launch, int]]
-) -> list[Interval]:
-    """Return when the device worked, runs that were not traced taken to begin once it was free."""
-    found = sorted(busy)
+def _like(
+    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]]
+) -> Iterator[Run]:
+    """Yield runs that were not traced, taken to begin once the device was free."""
+    waiting = deque(sorted(traced, key=lambda each: each.start_ns))
+    by_launch: dict[Launch, list[Run]] = defaultdict(list)
+    for each in waiting:
+        if each.launch is not None:
+            by_launch[each.launch].append(each)
+    models = {launch.fingerprint: runs for launch, runs in by_launch.items()}
     free = 0
-    position = 0
     for launch, length in guessed:
-        while position < len(found) and found[position][0] <= launch.time_ns:
-            free = max(free, found[position][1])
-            position += 1
+        while waiting and waiting[0].start_ns <= launch.time_ns:
+            free = max(free, waiting.popleft().end_ns)
         start = max(launch.time_ns, free)
+        runs = models[launch.fingerprint]
+        begun = min(each.start_ns for each in runs)
+        part = length / (max(each.end_ns for each in runs) - begun or 1)
+        for each in runs:
+            yield replace(
+                each,
+                start_ns=start + round((each.start_ns - begun) * part),
+                end_ns=start + round((each.end_ns - begun) * part),
+                launch=launch,
+                is_like=True,
+            )
         free = start + length
-        found.insert(position, (start, free))
-        position += 1
-    return union(found)
 
 
 def _lines(
@@ -993,7 +1015,12 @@ def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
 def launch_of(event: events.ExecuteStarted) -> Launch:
     """Return the launch that an `ExecuteStarted` tells of."""
     return Launch(
-        event.fingerprint, event.purpose, event.step, event.time_ns, event.programs
+        event.fingerprint,
+        event.purpose,
+        event.step,
+        event.time_ns,
+        event.programs,
+        event.nodes,
     )
 
 

@@ -71,11 +71,14 @@ class Timeline:
 
     Args:
         lock: Guards it; by default one of its own.
+        most: How many spans are kept.
     """
 
-    def __init__(self, lock: threading.RLock | None = None) -> None:
+    def __init__(
+        self, lock: threading.RLock | None = None, most: int = _MAX_SPANS
+    ) -> None:
         self.cells: deque[CellTime] = deque(maxlen=_MAX_CELLS)
-        self._notes: deque[_Note | Span] = deque(maxlen=_MAX_SPANS)
+        self._notes: deque[_Note | Span] = deque(maxlen=most)
         self._told = 0
         self._flying: deque[_Flying] = deque(maxlen=_MAX_FLYING)
         self._flows = 0

@@ -6,6 +6,7 @@ ops and the device's own trace are noted as they are; they are added up once som
 
 from __future__ import annotations
 
+import itertools
 import json
 import linecache
 import socket
@@ -17,23 +18,43 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Table
+from lazyviz.doc import (
+    Doc,
+    Drawn,
+    Fold,
+    Line,
+    Note,
+    Part,
+    Picture,
+    Points,
+    Sentence,
+    Table,
+)
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
 from lazyviz.render import html, text
-from lazyviz.render.timeline_text import overlap_ns
+from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.render.timeline_text import (
+    LANES,
+    CellTime,
+    Span,
+    TimelineView,
+    overlap_ns,
+)
 from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import advice, profile_diff
 from lazyviz.timing import device_time as device
 from lazyviz.timing import gaps as host
+from lazyviz.timing.history import Timeline
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from lazyrt.observe.events import Event
     from lazyrt.tools import Pause
+    from lazyviz.inspection.numerics import Timeline as Lifetimes
     from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
         DeviceRow,
@@ -41,6 +62,7 @@ if TYPE_CHECKING:
         Launch,
         LineTime,
         Program,
+        Run,
         ScopeTime,
         Window,
     )
@@ -50,6 +72,8 @@ _now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
+_MAX_SPANS = 200_000
+_AT_PEAK = 5
 _PRODUCER = "lazyviz profile"
 
 
@@ -328,6 +352,50 @@ class Profile(Displayed):
         thread = self._thread or 0
         return tuple(advice.read_times(self._noted, thread, self._busy_between))
 
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """What the picture shows: the host, steps, compiles, transfers, each device, memory.
+
+        Of a very long profile, the latest 200,000 on the host.
+        """
+        timeline = Timeline(most=_MAX_SPANS)
+        device_time = self._device
+        for event, now, _ in self._noted:
+            if not device_time.runs or type(event).__name__ != "ExecuteFinished":
+                timeline.add(event, now, None)
+        return (
+            *_host_spans(self._host, self.start_ns, self.end_ns),
+            *timeline.spans,
+            *_device_spans(device_time.runs),
+            *_memory_spans(device_time.runs),
+        )
+
+    @property
+    def timeline(self) -> TimelineView:
+        """What happened when, with a row for each device and one for its memory."""
+        own = {*LANES, *(span.lane for span in self.spans)}
+        devices = sorted(lane for lane in own if lane.startswith("device "))
+        lanes = (*LANES[:-1], *(devices or LANES[-1:]), "memory")
+        whole = CellTime(
+            number=None,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            parts=self.parts,
+            device_ns=self.device_ns,
+        )
+        return TimelineView(
+            cells=[whole],
+            spans=self.spans,
+            whole="profile",
+            lanes=[lane for lane in lanes if lane in own],
+        )
+
+    def _widget(self) -> Any:
+        from lazyviz.widgets import TimelineView as Widget
+
+        svg = timeline_svg(self.timeline, is_detailed=True)
+        return Widget(svg=svg, twin=html.TIMELINE_CLASS)
+
     def _busy_between(self, start: int, end: int) -> int:
         return overlap_ns(self._device.busy, start, end)
 
@@ -378,6 +446,7 @@ class Profile(Displayed):
                 }
                 for each in self.steps
             ],
+            "spans": [list(each) for each in self.spans],
             "advice": list(self.advice),
             "dropped": self.dropped,
         }
@@ -422,6 +491,7 @@ class Profile(Displayed):
                 found.__dict__[name] = tuple(map(partial(_restored, kind), rows))
             for name in ("start_ns", "end_ns", "device_ns", "parts", "dropped"):
                 found.__dict__[name] = data[name]
+            found.__dict__["spans"] = tuple(Span(*row) for row in data.get("spans", ()))
             found.__dict__["advice"] = tuple(data["advice"])
             found.__dict__["inputs"] = found.__dict__["reads"] = ()
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -438,6 +508,9 @@ class Profile(Displayed):
             state = "is being taken" if self.is_running else "has not begun"
             return Doc([Line(f"This profile {state}.")])
         parts: list[Part] = [Line(self._summary())]
+        if picture := timeline_svg(self.timeline):
+            what = "timeline of the profile: the tables below say the same"
+            parts.append(Picture(picture, what, html.TIMELINE_CLASS))
         if self.advice:
             parts.append(Points(self.advice))
         if self.gaps:
@@ -469,7 +542,7 @@ class Profile(Displayed):
                     in_text=True,
                 )
             )
-        return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
+        return Doc(parts, css_class="lazyviz-profile", gap="\n\n", live=self._widget)
 
     def roofline(self) -> Doc:
         """Return how close each line comes to what this machine reaches.
@@ -631,6 +704,107 @@ class Profile(Displayed):
         return Table(
             ["step", "time", "duty cycle", "overlap", "ended by", "line"], rows
         )
+
+
+# ------------------------------------------------------------------------- the picture
+
+
+def _host_spans(found: HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
+    """Yield what the thread did; what lies between its stretches is recording."""
+    since = start_ns
+    for each in found.stretches:
+        if each.start_ns > since:
+            yield Span(
+                "host", "trace", "trace: recording ops", since, each.start_ns, None
+            )
+        site = str(each.site or "")
+        yield Span(
+            "host", each.phase, each.phase, each.start_ns, each.end_ns, None, site
+        )
+        since = max(since, each.end_ns)
+    if since < end_ns:
+        yield Span("host", "trace", "trace: recording ops", since, end_ns, None)
+
+
+def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
+    """Yield the runs of programs, in a row for each device where there are several."""
+    numbers = {each.device for each in runs}
+    for each in runs:
+        launch, lane = each.launch, "device"
+        if len(numbers) > 1:
+            lane = f"device {each.device}"
+        kind, name, graph = "program", "a program", ""
+        if launch is not None:
+            kind, name = launch.purpose, f"{launch.purpose} {launch.step}"
+            graph = f"graph {launch.fingerprint[:8]}"
+            if launch.programs == 1:
+                name += f", {text.plural(launch.nodes, 'op')}"
+        if each.is_like:
+            graph += "; not traced, taken to be like its other runs"
+        yield Span(lane, kind, name, each.start_ns, each.end_ns, None, "", graph)
+
+
+def _memory_spans(runs: Iterable[Run]) -> Iterator[Span]:
+    """Yield what programs of the first device hold; the most of it where they were not traced."""
+    held = {
+        each.program: _held(each.program.text)
+        for each in runs
+        if each.program is not None
+    }
+    most = max((max(each.live_bytes(), default=0) for each in held.values()), default=0)
+    first = min((each.device for each in runs), default=0)
+    for run in runs:
+        if run.program is None or run.device != first or not most:
+            continue
+        lives = held[run.program]
+        taken, (peak_at, _) = lives.live_bytes(), lives.at_peak()
+        if run.is_like:
+            name = f"peak memory {text.size(taken[peak_at])}"
+            level = taken[peak_at] / most
+            yield Span(
+                "memory", "memory", name, run.start_ns, run.end_ns, None, level=level
+            )
+            continue
+        begins = [run.start_ns] * len(taken)
+        for each in lives.tensors:
+            name = each.name.partition(" ")[0]
+            begins[each.born] = run.starts.get(name, run.start_ns)
+        begins = [*itertools.accumulate(begins, max)]
+        ends = [*begins[1:], run.end_ns]
+        for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if end <= begin and at != peak_at:
+                continue
+            is_peak = at == peak_at
+            yield Span(
+                "memory",
+                "peak" if is_peak else "memory",
+                f"{'peak memory' if is_peak else 'memory'} {text.size(taken[at])}",
+                begin,
+                end,
+                None,
+                "",
+                _at_peak(lives) if is_peak else "",
+                0,
+                taken[at] / most,
+            )
+
+
+def _held(hlo: str) -> Lifetimes:
+    from lazyviz.inspection.numerics import of_hlo
+
+    return of_hlo(hlo)
+
+
+def _at_peak(lives: Lifetimes) -> str:
+    """Return the largest tensors at the peak."""
+    _, there = lives.at_peak()
+    named = [
+        f"{each.name.partition(' ')[2] or each.name} {each.type} {text.size(each.nbytes)}"
+        for each in there[:_AT_PEAK]
+    ]
+    more = len(there) - _AT_PEAK
+    rest = f" and {text.plural(more, 'smaller one')}" if more > 0 else ""
+    return f"{', '.join(named)}{rest}"
 
 
 _latest: list[Profile] = []

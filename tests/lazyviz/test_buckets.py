@@ -84,6 +84,23 @@ def test_sizes_of_an_evaluation_are_found_with_what_they_took():
     assert "pad to" in doc([found]).to_text()
 
 
+def test_sizes_of_a_training_loop_are_one_family_whatever_order_their_ops_have():
+    cold_start()
+    model = torch.nn.Linear(32, 32).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sizes = (7, 9, 13, 16, 24, 32)
+    with lazyrt.config.scoped(compile_tier="fast"):
+        for n in sizes:
+            model(torch.ones(n, 32).to(DEVICE)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            lazyrt.mark_step()
+
+    (found,) = families(lazyrt.compiled_graphs(), {})
+
+    assert tuple(each.size for each in found.sizes) == sizes
+
+
 def test_graphs_that_differ_otherwise_are_no_sizes():
     cold_start()
     for n in (3, 5):

@@ -158,7 +158,7 @@ def test_the_button_of_a_strip_profiles_the_next_step_and_changes_nothing(lab):
         return counts["executions"], counts["compiles"]
 
     sent, told = [], threading.Event()
-    button = CopyLines()
+    button = CopyLines(capture.next_step)
 
     def send(message):
         sent.append(message)

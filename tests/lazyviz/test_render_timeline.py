@@ -168,6 +168,27 @@ def test_an_empty_session_says_so():
     assert timeline_tables(empty).to_text().startswith("Nothing has happened")
 
 
+def test_devices_and_memory_have_rows_of_their_own_and_memory_its_height():
+    spans = [
+        span("device 0", "step", 10, 40, "step 1"),
+        span("device 1", "step", 12, 44, "step 1"),
+        span("memory", "memory", 10, 20, "memory 4 MiB", level=0.25),
+        span("memory", "peak", 20, 40, "peak memory 16 MiB", detail="weight 4 MiB"),
+    ]
+    lanes = ("cell", "step", "host", "device 0", "device 1", "memory")
+    root = ET.fromstring(
+        timeline_svg(TimelineView(cells=[CELL], spans=spans, lanes=lanes))
+    )
+
+    rows = {row.get("data-row"): row for row in root if row.get("data-row")}
+    assert list(rows) == ["cells", "steps", "host", "device 0", "device 1", "memory"]
+    low, high = (float(bar.attrib["height"]) for bar in rows["memory"] if len(bar))
+    assert high == 4 * low
+    assert titles(ET.tostring(rows["memory"], "unicode"))[-1] == (
+        "peak memory 16 MiB · 20 ms · weight 4 MiB"
+    )
+
+
 CUT = (
     span("step", "block", 0, 60, "step Training_Step 1"),
     span("step", "scope", 5, 40, "forward"),

@@ -277,3 +277,16 @@ def test_a_selection_measures_time_the_devices_work_its_gaps_and_ops(open_page):
         "70 ms: the device works 40 ms (57 %) · 1 gap, the longest 30 ms"
     )
     assert "107 ops" in said
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_click_beside_a_span_narrower_than_a_pixel_chooses_it(open_page):
+    runs = (span("device", "step", 50, 50.001, "step 1, 3 ops"),)
+    tab = open_page(TimelineView(cells=[CELL], spans=runs))
+    bar = tab.locator(".lzt-view g[data-row=device] rect").bounding_box()
+
+    tab.mouse.click(bar["x"] + 3, bar["y"] + 6)
+    assert tab.locator(".lzt-tell").inner_text().startswith("step 1, 3 ops")
+    tab.mouse.click(bar["x"] + 30, bar["y"] + 6)
+    assert tab.locator(".lzt-tell").inner_text() == ""

@@ -237,6 +237,8 @@ def barrier(
     process.check_not_forked()
     deferred_asserts.raise_failed()
     with lock:
+        if events.op_listeners:
+            events.end_pause(time.perf_counter_ns())
         run_hooks(cause, site)
         replicas.note_boundary(cause, site)
         start = time.perf_counter_ns()
@@ -268,6 +270,8 @@ def barrier(
                 repeats=ran.repeats,
             )
         )
+        if events.op_listeners:
+            events.op_clock[0] = time.perf_counter_ns()
     if executed:
         deferred_asserts.raise_failed(through=number - 1, only_watched=True)
     return executed

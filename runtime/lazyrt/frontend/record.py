@@ -443,16 +443,12 @@ def _lift(op: Op, args: Args, positions: tuple[int, ...]) -> Args:
     return tuple(lifted)
 
 
-# Called with the ends of a pause, on the thread whose op ended it.
-pause_hooks: list[Callable[[int, int], None]] = []
-
-
 def note_recorded(result: Any, ended_ns: int) -> None:
     """Tell listeners that an op was recorded, and of the pause before it.
 
     Called while somebody listens to all ops, or where there was a pause.
     """
-    for hook in pause_hooks:
+    for hook in events.pause_hooks:
         hook(events.op_clock[0], ended_ns)
     if events.wants_ops():
         _tell_of_op(result)

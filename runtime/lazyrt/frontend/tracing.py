@@ -16,7 +16,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.closing import Closing
-from lazyrt.execution.executor import on_barrier
 from lazyrt.frontend import eager_views, record
 from lazyrt.frontend.provenance import (
     is_library,
@@ -246,7 +245,7 @@ class PauseWatch(Closing):
             time.sleep(pause)
             last = clock[0]
             quiet = time.perf_counter_ns() - last
-            if quiet > _QUIET_NS and last != _before_barrier:
+            if quiet > _QUIET_NS and last != clock[2]:
                 self._look()
                 pause = min(max(quiet / 1e9 / _RESOLUTION, _FINEST_S), _COARSEST_S)
                 continue
@@ -284,22 +283,8 @@ def _site_of_call(frame: FrameType) -> SourceLocation:
 
 
 _pause_watches: list[PauseWatch] = []
-_around: list[Closing] = []  # what notes barriers, too
 _switch_s = 0.0
-_before_barrier = (
-    0  # the clock when a barrier began, which goes on as long as that stands still
-)
 _missed = record.miss
-
-
-def _barrier_started(event: events.BarrierStarted) -> None:
-    global _before_barrier
-    _before_barrier = events.op_clock[0]
-    _pause_ended(_before_barrier, event.time_ns)
-
-
-def _barrier_finished(_event: events.Event) -> None:
-    events.op_clock[0] = time.perf_counter_ns()
 
 
 def _pause_ended(start: int, end: int) -> None:
@@ -327,10 +312,8 @@ def _watch(watch: PauseWatch) -> None:
     if len(_pause_watches) == 1:
         _switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(_switch_s, _SWITCH_S))
-        record.pause_hooks.append(_pause_ended)
+        events.pause_hooks.append(_pause_ended)
         _time_misses(_timed_miss)
-        _around.append(on_barrier(_barrier_started))
-        _around.append(events.subscribe(_barrier_finished, events.BarrierFinished))
         events.tell_pauses(MIN_PAUSE_NS)
 
 
@@ -339,9 +322,7 @@ def _unwatch(watch: PauseWatch) -> None:
     if not _pause_watches:
         events.tell_pauses(0)
         _time_misses(_missed)
-        record.pause_hooks.remove(_pause_ended)
-        while _around:
-            _around.pop().close()
+        events.pause_hooks.remove(_pause_ended)
         sys.setswitchinterval(_switch_s)
 
 

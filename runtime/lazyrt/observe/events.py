@@ -617,9 +617,11 @@ _subscriptions: tuple[Subscription, ...] = ()
 # Generated kernels test this list's truth for every op: it is non-empty only while somebody
 # listens to OpRecorded or watches for pauses, and its identity never changes.
 op_listeners: list[object] = []
-# When the last op ended meanwhile, of `time.perf_counter_ns`, and how much later the next one must
-# end for its kernel to tell of it.
-op_clock = [0, -1]
+# When the last op or barrier ended meanwhile, of `time.perf_counter_ns`; how much later the next op
+# must end for its kernel to tell of it; and the first of these when the last barrier began.
+op_clock = [0, -1, 0]
+# Called with the ends of a pause, on the thread whose op or barrier ended it.
+pause_hooks: list[Callable[[int, int], None]] = []
 _PAUSES = "a watch for pauses"
 # The same for scopes, which test it at their ends.
 scope_listeners: list[Subscription] = []
@@ -690,6 +692,13 @@ def tell_pauses(shortest_ns: int) -> None:
         if shortest_ns:
             op_clock[0] = time.perf_counter_ns()
             op_listeners.append(_PAUSES)
+
+
+def end_pause(now: int) -> None:
+    """Tell of the time since the last op or barrier, which a barrier ends."""
+    last = op_clock[2] = op_clock[0]
+    for hook in pause_hooks:
+        hook(last, now)
 
 
 def _set_limit() -> None:
