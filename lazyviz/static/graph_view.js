@@ -11,6 +11,7 @@ const HELP = [
 const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
 const CORNER = 60; // units of a drawing that the buttons in its corner may hide
 const SMALLEST = 0.8; // of a drawing's own size, at first
+const DOUBLE_MS = 300; // in which a second click makes a double one
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 function panAndZoom(host, chart) {
@@ -167,7 +168,9 @@ function render({ model, el }) {
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
   for (const twin of twins) twin.style.display = "none";
   const view = panAndZoom(host, chart);
-  const { ask, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
+  let later = 0, latest = null; // what is asked unless the reader does something else at once, and what was asked last
+  const { ask: send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
+  const ask = (request) => { clearTimeout(later); latest = request; send(request); };
   const boxes = () => host.querySelectorAll("[data-b]");
   const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
   const numbered = (number) => host.querySelector(`[data-b="${Number(number)}"]`);
@@ -217,6 +220,7 @@ function render({ model, el }) {
   const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
     if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) view.reveal(shown); }
+    if (message.then && latest?.brief) later = setTimeout(() => ask(message.then), DOUBLE_MS);
     if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);
   };
@@ -234,7 +238,8 @@ function render({ model, el }) {
     const request = requested(e.target);
     if (request) { e.preventDefault(); ask(request); return; }
     const box = e.target.closest(".lzg-host [data-b]");
-    if (box) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b) }); }
+    // The first of two clicks asks for little, the second for nothing: they open the box.
+    if (box && e.detail !== 2) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b), brief: box.classList.contains("g") }); }
   });
   // The value under the pointer of a heat map, whose numbers stand beside its pixels.
   panel.addEventListener("pointermove", (e) => {
@@ -289,7 +294,7 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  return () => { close(); view.stop(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+  return () => { clearTimeout(later); close(); view.stop(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 
 export default { render };

@@ -228,6 +228,29 @@ def test_a_window_that_is_made_narrow_shows_the_drawing_in_its_middle(tab):
     assert wider[2] > 1.5 * moved[2]
 
 
+def test_two_clicks_open_a_folded_box_and_ask_for_no_value(browser_tab):
+    graph = DrawGraph(boxes=(Box(label="a", kind="group", members=(0, 1)),), edges=())
+    then = {"kind": "select", "box": 0}
+    answer = "box => window.model.say({ kind: 'panel', box: 0, then: box })"
+    for tab in showing(browser_tab, LENGTH, chains=1):
+        tell(tab, svg=svg.emit(graph, lay_out(graph, "layered"), inline=True))
+        box = tab.locator(".lzg-host .g")
+
+        box.dblclick()
+        tab.evaluate(answer, then)  # to the first click, once the second has come
+        tab.wait_for_timeout(500)
+
+        asked = "window.sent.filter((m) => m.kind !== 'hello')"
+        assert tab.evaluate(asked) == [
+            {**then, "brief": True},
+            {"kind": "open", "box": 0},
+        ]
+        box.click()
+        tab.evaluate(answer, then)
+        tab.wait_for_function(f"() => {asked}.length === 4")
+        assert tab.evaluate(asked)[2:] == [{**then, "brief": True}, then]
+
+
 def test_a_chosen_op_stays_chosen_and_in_sight_when_it_is_drawn_anew(tab):
     last = tab.locator(f".lzg-host [data-n='{LENGTH - 1}']")
     last.focus()
