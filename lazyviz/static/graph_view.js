@@ -9,7 +9,6 @@ const HELP = [
   ["Backspace", "back"], ["/", "search"], ["?", "this help"],
 ];
 const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
-const CORNER = 60; // units of a drawing that the buttons in its corner may hide
 const SMALLEST = 0.8; // of a drawing's own size, at first
 const DOUBLE_MS = 300; // in which a second click makes a double one
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
@@ -68,8 +67,8 @@ function panAndZoom(host, chart) {
     const w = Math.max(own[2], r.width || 600), h = Math.max(own[3], r.height || 440);
     whole = [own[0] - (w - own[2]) / 2, own[1] - (h - own[3]) / 2, w, h]; size = [r.width, r.height];
   };
-  // No empty paper beside the drawing, but for the buttons of the corner.
-  const inside = () => { for (const i of [0, 1]) if (box[i + 2] <= whole[i + 2]) box[i] = Math.min(Math.max(box[i], whole[i]), whole[i] + whole[i + 2] - box[i + 2] + (i ? 0 : CORNER)); };
+  // No empty paper beside the drawing.
+  const inside = () => { for (const i of [0, 1]) if (box[i + 2] <= whole[i + 2]) box[i] = Math.min(Math.max(box[i], whole[i]), whole[i] + whole[i + 2] - box[i + 2]); };
   // A wider page shows more of what the reader has chosen, not larger letters.
   const widen = () => {
     const r = host.getBoundingClientRect(), k = Math.max(box[2] / size[0], box[3] / size[1]);
@@ -93,8 +92,8 @@ function panAndZoom(host, chart) {
       const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
       const x = middles.length && w > wide ? middles[middles.length >> 1] : whole[0] + w / 2;
       box = [x - wide / 2, h > high ? top : whole[1] + (h - high) / 2, wide, high];
-      const lead = first.find((b) => b.y <= top + 40); // it is whole, and not under the buttons of the corner
-      if (lead && w > wide) box[0] = Math.min(Math.max(box[0], lead.x + lead.width + CORNER - wide), lead.x - 10);
+      const lead = first.find((b) => b.y <= top + 40); // it is whole
+      if (lead && w > wide) box[0] = Math.min(Math.max(box[0], lead.x + lead.width + 10 - wide), lead.x - 10);
       inside();
     }
     set();
@@ -161,8 +160,8 @@ function render({ model, el }) {
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true; waiting.hidden = true; waiting.setAttribute("role", "status");
   tellKeys(help, HELP);
-  head.append(title, question); tools.append(choices, search);
-  bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, zooms, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
+  head.append(title, question); tools.append(choices, zooms, search);
+  bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];

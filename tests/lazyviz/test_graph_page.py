@@ -162,10 +162,10 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
     assert drawn[1] > 1.5 * width or drawn[2] > 1.5 * height, (drawn, width, height)
     inside = [left < x < left + width and top < y < top + height for x, y, _ in boxes]
     assert sum(inside) > len(first) / 2
-    # The first of all is whole, and not under the buttons of the corner.
+    # The first of all is whole.
     x, _, half = min(boxes, key=lambda box: box[1])
     assert left < x - half
-    assert x + half < left + width - 40
+    assert x + half < left + width
 
 
 def test_the_page_of_a_difference_opens_its_picture_there_without_a_script(browser_tab):
