@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 
 import lazyrt
-from benchmarks import machine
-from benchmarks.report import Cell, Goal, Report, Table
+from benchmarks import bert, devices, machine
+from benchmarks.report import Cell, Goal, Report, Table, ratio_goal
 from lazyrt.execution import cost_model
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SUMMARY = "what a click or a compile is expected to take, against what it took"
+SUMMARY = "what looks and compiles take against the forecast, and stopping at NaN"
 
 _FACTOR = 2.0
 _WIDEST = 4.0
 _SHARE = 0.9
+_STOPPING = 1.02  # of a step
+_ROUNDS, _STEPS = 20, 10
 _COLUMNS = ("look", "expected", "took, ms", "took / expected", "hit")
 
 
@@ -75,6 +78,7 @@ def run(_options: Namespace) -> Report:
             lazyrt.config.cache_dir = None
             cost_model.forget()
             compiles = _compiles()
+            stopping = _stopping()
         finally:
             lazyrt.config.cache_dir = before
             cost_model.forget()
@@ -97,6 +101,9 @@ def run(_options: Namespace) -> Report:
             f"{_SHARE:.0%}", f"{hits} of {len(ratios)}", hits >= _SHARE * len(ratios),
         )
     )  # fmt: skip
+    goals.append(
+        ratio_goal(f"{bert.SHAPE_TEXT}, stop_at_nan, CPU time", stopping, _STOPPING)
+    )
     return Report(f"looks: {SUMMARY}", machine.facts(), tables, goals)
 
 
@@ -237,6 +244,26 @@ def _compiles() -> list[list[Any]]:
                     [f"{name}, {how}", len(nodes), told[0], took / 1e6, told[1]]
                 )
     return rows
+
+
+def _stopping() -> float:
+    """Return how many times the CPU time of a step one with `stop_at_nan` takes, smallest of each."""
+    least = {False: math.inf, True: math.inf}
+    training = bert.Training(devices.open_device("lazyrt"), "adamw")
+    for turn in range(2 * _ROUNDS):
+        is_on = turn % 2 == 1
+        lazyrt.config.stop_at_nan = is_on
+        for counted in (False, True):  # the first steps of a window copy
+            lazyrt.wait()
+            start = time.process_time()
+            for _ in range(_STEPS):
+                training.step()
+                lazyrt.mark_step()
+            lazyrt.wait()
+            if counted:
+                least[is_on] = min(least[is_on], time.process_time() - start)
+    lazyrt.config.stop_at_nan = False
+    return least[True] / least[False]
 
 
 def _perceptron() -> nn.Module:

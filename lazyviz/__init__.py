@@ -135,8 +135,8 @@ def stop_at_nan(*, on: bool = True) -> None:
 
     `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights
     are as before that step, whose values can be explored. It comes with a read of what the step has
-    made or with the next step's barrier: nothing waits. Each step copies what it overwrites; its
-    graph and its executable stay as they are.
+    made or with the next step's barrier: nothing waits. One step in a hundred copies what it overwrites,
+    and the steps since run again for the weights of before. Graphs and executables stay as they are.
 
     Args:
         on: False lets steps run again whatever they compute.

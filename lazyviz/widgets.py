@@ -19,7 +19,12 @@ from lazyviz.draw import panel
 from lazyviz.inspection import live as drawing
 from lazyviz.inspection import tables
 from lazyviz.inspection.live import MAX_AUTOMATIC_NS, LiveTable
-from lazyviz.inspection.protocol import RequestError, answered, quoted
+from lazyviz.inspection.protocol import (
+    RequestError,
+    answered,
+    panel_reply,
+    quoted,
+)
 from lazyviz.render.html import script, static
 
 if TYPE_CHECKING:
@@ -126,7 +131,7 @@ class GraphView(Page):
         return self._explorer.handle(request)
 
     def _refused(self, why: str) -> None:
-        self._apply({"kind": "panel", "html": panel.refusal_html(why), "box": None})
+        self._apply(panel_reply(panel.refusal_html(why), box=None))
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
@@ -142,7 +147,7 @@ class GraphView(Page):
             self.send({"kind": "state"})
         elif reply["kind"] == "panel":
             self.panel = reply["html"]
-            self.send({"kind": "panel", "box": reply["box"]})
+            self.send({"kind": "panel", "box": reply["box"], "then": reply["then"]})
         else:
             super()._apply(reply)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lazyrt.observe import events
     from lazyrt.tools import Status
-    from lazyviz.render.notes import Apart, Barrier, Looked, Repeat
+    from lazyviz.render.notes import Apart, Barrier, Looked
     from lazyviz.render.timeline_text import Span
     from lazyviz.session import CellRecord
     from lazyviz.timing.history import StepRow
@@ -63,7 +63,7 @@ _EMBEDDED = re.compile(r"(data:image/svg\+xml;base64,)([A-Za-z0-9+/=]+)")
 _QUOTED = re.compile(
     r"look at (?P<seen>.+)|(?P<what>.*\bread by .*?) of (?P<read>.+)", re.DOTALL
 )
-_Told = TypeVar("_Told", "StepRow", "Barrier", "Repeat", "Looked", "events.Repeat")
+_Told = TypeVar("_Told", "StepRow", "Barrier", "Looked", "events.Repeat")
 
 
 def name_only(expression: str) -> str:
@@ -95,7 +95,6 @@ def cell(record: CellRecord, tell: Tell) -> CellRecord:
         state=now,
         frames_shown=tuple(_frame(frame, tell) for frame in strip.frames_shown),
         barriers=tuple(map(told, strip.barriers)),
-        repeats=tuple(map(told, strip.repeats)),
         looks=tuple(map(told, strip.looks)),
         apart=_apart(strip.apart, tell),
     )

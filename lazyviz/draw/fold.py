@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lazygraph.graph import gc_paused
 from lazygraph.numbers import plural
 from lazyviz.draw.model import Box, DrawGraph, path_text, restrict
 from lazyviz.draw.repeats import fold_repeats
@@ -112,6 +113,7 @@ def _place(box: Box, by: Folding) -> tuple[tuple[str, ...], str]:
     return (place,) if place else (), place or "no line"
 
 
+@gc_paused
 def unfold(
     graph: DrawGraph, folded: DrawGraph, index: int, budget: int = DEFAULT_BUDGET
 ) -> DrawGraph:

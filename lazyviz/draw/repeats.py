@@ -230,14 +230,16 @@ class _Order:
     ) -> Iterator[list[int]]:
         """Yield the inputs that each round has of its own, such as the weights of a layer."""
         slots = {p: (n, k) for n, each in enumerate(rounds) for k, p in enumerate(each)}
-        alike: dict[Hashable, list[list[int]]] = {}
+        alike: dict[Hashable, list[list[int]]] = defaultdict(
+            lambda: [[] for _ in rounds]
+        )
         for source in sorted({s for p in slots for s in self._inputs[p]} - taken):
             box = self._boxes[source]
             readers = [slots[user] for user in self._users[source] if user in slots]
             if box.members or len({n for n, _ in readers}) != 1:
                 continue
             key = box.kind, box.detail, _layer(box), *sorted(k for _, k in readers)
-            alike.setdefault(key, [[] for _ in rounds])[readers[0][0]].append(source)
+            alike[key][readers[0][0]].append(source)
         for own in alike.values():
             # What begins a loop stands in front of the first round's own.
             count = min(map(len, own))

@@ -34,7 +34,8 @@ STRIP_BUDGET = 60
 MAX_EMBEDDED_BYTES = 65_536
 
 _MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
-_LEGEND_HEIGHT = 26
+_LEGEND_HEIGHT, _LEGEND_ROW = 26, 14
+_LEGEND_COLUMN = 440  # pixels: half of a notebook's page
 _OWNED = frozenset({"parameter", "buffer", "optimizer state"})
 _TAKEN = frozenset({"donated", "overwritten"})
 _MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
@@ -70,15 +71,24 @@ def graph_html(
 
 def legend_svg(graph: DrawGraph) -> str:
     """Return the legend of an inline drawing by itself; empty if nothing needs explaining."""
-    items = _legend_items(graph)
-    if not items:
+    rows: list[list[tuple[str, str]]] = [[]]
+    for item in _legend_items(graph):
+        if rows[-1] and _legend_width([*rows[-1], item]) > _LEGEND_COLUMN:
+            rows.append([])
+        rows[-1].append(item)
+    if not rows[0]:
         return ""
-    width = round(_legend_width(items))
+    width = round(max(map(_legend_width, rows)))
+    height = _LEGEND_ROW * len(rows)
+    shapes = [
+        shape
+        for number, row in enumerate(rows)
+        for shape in _legend_shapes(row, _LEGEND_ROW * number)
+    ]
     classes = "lzv lzd" if graph.is_diff else "lzv"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" height="14" '
-        f'viewBox="0 8 {width} 14" role="img" aria-label="legend">'
-        f"{''.join(_legend_shapes(graph, 0))}</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" height="{height}" '
+        f'viewBox="0 8 {width} {height}" role="img" aria-label="legend">{"".join(shapes)}</svg>'
     )
 
 
@@ -144,10 +154,10 @@ def _sample_width(classes: str) -> int:
     return 24 if classes.startswith("e ") else 17
 
 
-def _legend_shapes(graph: DrawGraph, height: float) -> Iterable[str]:
+def _legend_shapes(items: Sequence[tuple[str, str]], height: float) -> Iterable[str]:
     """Yield samples and words of a legend below a drawing of some height in pixels."""
     x, y = 0.0, height + _LEGEND_HEIGHT - 8
-    for classes, name in _legend_items(graph):
+    for classes, name in items:
         left = x
         if classes:
             yield _sample(classes, x, y)
@@ -267,7 +277,7 @@ def emit(
         *(_edges(routes, kind) for kind, routes in _routes(graph, layout).items()),
         _arcs(graph, layout),
         *_boxes(graph, layout.centres, numbered=inline, links=links),
-        *(_legend_shapes(graph, layout.height) if legend else ()),
+        *(_legend_shapes(_legend_items(graph), layout.height) if legend else ()),
         _hint(hint, height),
         "</svg>",
     ]

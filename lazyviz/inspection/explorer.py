@@ -204,7 +204,7 @@ class Explorer(Walk["Program"]):
         if not box.members:
             yield from self._input(box, index, ())
         elif len(box.members) > 1:
-            yield from self._group(box, index)
+            yield from self._group(box, index, is_brief=request.get("brief") is True)
         else:
             yield from self._node(box.members[0], index)
 
@@ -228,13 +228,20 @@ class Explorer(Walk["Program"]):
         )
         yield from self._input(box, index, position(request))
 
-    def _group(self, box: Box, index: int) -> Iterator[Reply]:
-        """Tell what a folded box holds and gives, then the value of the last it gives."""
+    def _group(self, box: Box, index: int, *, is_brief: bool) -> Iterator[Reply]:
+        """Tell what a folded box holds and gives, then the value of the last it gives.
+
+        A brief answer leaves the value for the page to ask for: the click may be the first of the two
+        that open the box.
+        """
         results = self._results_of(box)
         body = panel.group_panel(box, index, self._ops_in(box), results)
         inspection = self._inspection
         if inspection is None or not results:
             yield panel_reply(body, box=index)
+            return
+        if is_brief:
+            yield panel_reply(body, index, then={"kind": "select", "box": index})
             return
         body += panel.heading_html(panel.title_of(results[-1]))
         yield from self._valued(body, results[-1].members[0], index, inspection)

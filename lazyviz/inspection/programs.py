@@ -83,12 +83,12 @@ class Program:
             f"{text.plural(self.inputs, 'input')} · {text.plural(self.outputs, 'output')}"
         )
 
-    @property
+    @cached_property
     def inputs(self) -> int:
         """How many inputs it has."""
         return sum(not box.members for box in self.drawing.boxes)
 
-    @property
+    @cached_property
     def outputs(self) -> int:
         """How many of its boxes are outputs: what autograd saves is none."""
         return sum(box.is_root for box in self.drawing.boxes)

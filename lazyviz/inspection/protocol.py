@@ -86,9 +86,15 @@ def hello() -> Reply:
     return {"kind": "ready", "concurrent": concurrent}
 
 
-def panel_reply(body: str, box: int | None) -> Reply:
-    """Return what fills a page's panel, as HTML, and which drawn box it is about."""
-    return {"kind": "panel", "html": body, "box": box}
+def panel_reply(body: str, box: int | None, then: Reply | None = None) -> Reply:
+    """Return what fills a page's panel, as HTML, and which drawn box it is about.
+
+    Args:
+        body: The HTML.
+        box: Position of the box; None if it is about none.
+        then: What the page asks next, unless its reader does something else at once.
+    """
+    return {"kind": "panel", "html": body, "box": box, "then": then}
 
 
 def number(request: Mapping[str, Any], name: str, count: int) -> int:

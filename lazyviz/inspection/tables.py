@@ -24,8 +24,9 @@ from lazyviz.render.html import markup, one_line
 from lazyviz.render.notes import (
     Barrier,
     CompiledBreak,
-    Repeat,
+    Looked,
     frame_text,
+    looked_again,
     phases,
 )
 from lazyviz.render.strip import last_barrier_text, now_text
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from lazyrt.observe import events
     from lazyviz.render.timeline_text import Span
     from lazyviz.session import Session
     from lazyviz.timing.history import StepRow
@@ -287,7 +287,7 @@ def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -
     repeats = [repeat for row in rows for repeat in row.repeats]
     reads = [row for row in rows if row.cause.startswith("read")]
     saved = {
-        "compile": sum(row.compile_ns for row in compiled),
+        "compile": sum(row.compile_ns + row.lowering_ns for row in compiled),
         "break": sum(row.barrier_ns for row in broken),
         "repeat": sum(repeat.duration_ns for repeat in repeats),
         "read": waits.get("execute", 0) if reads else 0,
@@ -311,8 +311,8 @@ def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -
         return f"to read after the step's block, which saves {time}."
     if most == "repeat":
         return (
-            f"to look after the step, or with materialise(t, reuse=True): {time} of its ops "
-            "ran twice."
+            f"to show values with materialise(t, reuse=True): the step need not run again what took "
+            f"{time} for them."
         )
     if most == "read":
         return (
@@ -365,7 +365,7 @@ def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
             parts = phases(*row.frames)
             if row.compile_ns and not row.from_disk:
                 parts.append(f"lowering {text.duration(row.lowering_ns)}")
-                parts.append(f"XLA {text.duration(row.compile_ns - row.lowering_ns)}")
+                parts.append(f"XLA {text.duration(row.compile_ns)}")
             guards_ns = sum(frame.guards_ns for frame in row.frames)
             # torch measures with cold caches.
             most = text.duration(guards_ns)
@@ -499,7 +499,7 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
     """Yield what steps did that they need not have done, once for all that did the same."""
     called: dict[str, list[StepRow]] = {}
     cuts: dict[tuple[str, str, str, str], list[StepRow]] = {}
-    looks: dict[tuple[str, str], list[tuple[StepRow, events.Repeat]]] = {}
+    looks: dict[tuple[str, str], tuple[list[StepRow], Looked | None]] = {}
     for row in rows:
         if row.caller:
             text_of = f"{row.cause} at {row.site} was called back by {row.caller}"
@@ -509,7 +509,8 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
             cuts.setdefault(cut, []).append(row)
         for repeat in row.repeats:
             look = repeat.tensor, str(repeat.site or "")
-            looks.setdefault(look, []).append((row, repeat))
+            those, before = looks.get(look, ([], None))
+            looks[look] = [*those, row], looked_again(repeat, before)
     for note, those in called.items():
         yield f"{_numbers(those)}: {note}"
     for (cause, site, tensor, cut_step), those in cuts.items():
@@ -523,16 +524,8 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
             duration_ns=sum(row.barrier_ns for row in those),
         )
         yield f"{_numbers(those)}: {barrier}"
-    for (tensor, site), found in looks.items():
-        together = Repeat(
-            tensor=tensor,
-            site=site,
-            nodes=sum(repeat.nodes for _, repeat in found),
-            of_nodes=sum(row.nodes for row, _ in found),
-            duration_ns=sum(repeat.duration_ns for _, repeat in found),
-            times=len(found),
-        )
-        yield f"{_numbers([row for row, _ in found])}: {together}"
+    for those, together in looks.values():
+        yield f"{_numbers(those)}: {together}"
 
 
 def _numbers(rows: Sequence[StepRow]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lazyviz.render import text
 
 if TYPE_CHECKING:
+    from lazyrt.observe import events
     from lazyrt.observe.events import FrameCompiled
 
 _MAX_READ = 3
@@ -175,55 +176,6 @@ class SingleOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
-    """Ops that ran twice because a tensor was looked at before its step had run.
-
-    Attributes:
-        tensor: What was looked at, in the user's words; empty if not known.
-        site: Where.
-        nodes: How many ops ran twice.
-        of_nodes: How many ops the steps had.
-        duration_ns: How long the looks took.
-        times: How many looks there were.
-    """
-
-    tensor: str
-    site: str
-    nodes: int
-    of_nodes: int
-    duration_ns: int
-    times: int = 1
-
-    def __str__(self) -> str:
-        """Return which work ran twice, because of which look, and what it cost.
-
-        Example:
-            >>> print(Repeat(tensor="loss", site="cell 3 line 12", nodes=214, of_nodes=563,
-            ...              duration_ns=12_000_000))
-            214 ops ran twice, 38 % of their step, 12 ms: cell 3 line 12 looked at loss before \
-its step had run. Look after it, or use add_step_closure()
-            >>> print(Repeat(tensor="what torch.distributions checks", site="vae.py:6", nodes=3,
-            ...              of_nodes=68, duration_ns=200_000, times=4))
-            3 ops ran twice, 4 % of their steps, 200 µs: vae.py:6 needed what torch.distributions \
-checks before its step had run, 4 times. validate_args=False leaves it out
-        """
-        share = round(100 * self.nodes / self.of_nodes) if self.of_nodes else 0
-        steps = "their step" if self.times == 1 else "their steps"
-        looked = f"looked at {self.tensor or 'a tensor'} before its step had run"
-        advice = "Look after it, or use add_step_closure()"
-        if is_check(self.tensor):
-            by_distributions = "torch.distributions" in self.tensor
-            looked = f"needed {self.tensor} before its step had run"
-            advice = "validate_args=False leaves it out" if by_distributions else ""
-        many = f", {self.times:,} times" if self.times > 1 else ""
-        return (
-            f"{text.plural(self.nodes, 'op')} ran twice, {share} % of {steps}, "
-            f"{text.duration(self.duration_ns)}: {self.site or 'a click or a magic'} {looked}{many}"
-            f"{f'. {advice}' if advice else ''}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """Work that a loop left pending when it ended early."""
 
@@ -265,31 +217,45 @@ class Redundant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """A look that had much to compute, and left its step as it was.
+    """Looks of one place that had ops to run, and left their steps as they were.
 
     Attributes:
         tensor: What was looked at, in the user's words; empty if not known.
         site: Where.
         nodes: How many ops ran for it.
         duration_ns: How long they took.
+        times: How many looks there were.
+        is_again: Whether the steps have run the ops since.
     """
 
     tensor: str
     site: str
     nodes: int
     duration_ns: int
+    times: int = 1
+    is_again: bool = False
 
     def __str__(self) -> str:
-        """Return what a look had to run first.
+        """Return what looks had to run.
 
         Example:
             >>> print(Looked(tensor="y", site="cell 3 line 7", nodes=830, duration_ns=2e8))
             830 ops ran first to show y at cell 3 line 7, 200 ms; the step is as before
+            >>> print(Looked(tensor="what torch.distributions checks", site="vae.py:6", nodes=3,
+            ...              duration_ns=200_000, times=4, is_again=True))
+            3 ops ran once more for what torch.distributions checks at vae.py:6, 4 times, 200 µs. \
+validate_args=False leaves it out
         """
         where = f" at {self.site}" if self.site else ""
+        many = f", {self.times:,} times" if self.times > 1 else ""
+        purpose, end = "to show", "; the step is as before"
+        if is_check(self.tensor):
+            by_torch = "torch.distributions" in self.tensor
+            purpose = "for"
+            end = ". validate_args=False leaves it out" if by_torch else ""
         return (
-            f"{text.plural(self.nodes, 'op')} ran first to show {self.tensor or 'a tensor'}"
-            f"{where}, {text.duration(self.duration_ns)}; the step is as before"
+            f"{text.plural(self.nodes, 'op')} ran {'once more' if self.is_again else 'first'} "
+            f"{purpose} {self.tensor or 'a tensor'}{where}{many}, {text.duration(self.duration_ns)}{end}"
         )
 
 
@@ -350,6 +316,24 @@ them in one
             "for value in lazyrt.materialise(*values):  # one execution\n"
             "    print(value.item())"
         )
+
+
+def looked_again(repeat: events.Repeat, before: Looked | None) -> Looked:
+    """Return a look whose ops the step has run since, with those before at the same tensor and place."""
+    before = before or Looked(
+        tensor=repeat.tensor,
+        site=str(repeat.site or ""),
+        nodes=0,
+        duration_ns=0,
+        times=0,
+    )
+    return replace(
+        before,
+        nodes=before.nodes + repeat.nodes,
+        duration_ns=before.duration_ns + repeat.duration_ns,
+        times=before.times + 1,
+        is_again=True,
+    )
 
 
 def is_check(tensor: str) -> bool:

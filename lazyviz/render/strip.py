@@ -10,7 +10,7 @@ from lazyviz.draw import svg
 from lazyviz.draw.palette import PHASE_COLOURS, PHASES
 from lazyviz.render import html, text
 from lazyviz.render.html import Fragment, markup, one_line
-from lazyviz.render.notes import frame_text
+from lazyviz.render.notes import frame_text, is_check
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import BarrierFinished, BuildSwapped, FrameCompiled
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
         Left,
         Looked,
         Redundant,
-        Repeat,
         SingleOps,
     )
 
 # What a graph without an earlier relative has as its reason.
-_NEW = ("the first graph", "a program not seen", "no boundary had come")
+_NEW = (
+    "the first graph",
+    "a program not seen",
+    "no boundary had come",
+    "another step of the program",
+)
 _EXPLORE_HINT = "%lazy explore walks through it: click an op to see its value"
 _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
@@ -77,11 +81,10 @@ class Strip(Showable):
         singles: Operations that ran one by one; None in lazy mode.
         state: What is open, queued and pending after the cell.
         mode: How ops run.
-        repeats: Ops that ran twice because of a look.
         left: What loops that ended early left pending.
         redundant: Barriers that keep finding nothing to run.
         waits: Waits of more than a moment, in words.
-        looks: Looks that had much to compute.
+        looks: Looks that had much to compute, or whose ops the step has run since.
         prints: What was printed, with its statistics: the first few.
         more_prints: How many more there were.
         apart: Values that were read one by one; None where none were.
@@ -125,7 +128,6 @@ class Strip(Showable):
     singles: SingleOps | None = None
     state: Status | None = None
     mode: str = "lazy"
-    repeats: tuple[Repeat, ...] = ()
     left: tuple[Left, ...] = ()
     redundant: tuple[Redundant, ...] = ()
     waits: tuple[str, ...] = ()
@@ -239,7 +241,6 @@ def strip_notes(strip: Strip) -> list[str]:
     notes: list[object] = [
         *(_single_notes(strip.singles) if strip.singles is not None else ()),
         *strip.barriers,
-        *strip.repeats,
         *strip.looks,
         *strip.prints,
         *([f"... and {strip.more_prints:,} more printed"] if strip.more_prints else ()),
@@ -276,7 +277,7 @@ def urgent_notes(strip: Strip) -> list[str]:
         *strip.code_breaks,
         *strip.fallbacks,
         *(each for each in strip.barriers if each.cut is not None),
-        *strip.repeats,
+        *(each for each in strip.looks if is_check(each.tensor)),
         *([strip.apart] if strip.apart is not None else ()),
         *strip.left,
         *strip.redundant,

@@ -9,8 +9,8 @@ const HELP = [
   ["Backspace", "back"], ["/", "search"], ["?", "this help"],
 ];
 const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
-const CORNER = 60; // units of a drawing that the buttons in its corner may hide
 const SMALLEST = 0.8; // of a drawing's own size, at first
+const DOUBLE_MS = 300; // in which a second click makes a double one
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 function panAndZoom(host, chart) {
@@ -67,8 +67,8 @@ function panAndZoom(host, chart) {
     const w = Math.max(own[2], r.width || 600), h = Math.max(own[3], r.height || 440);
     whole = [own[0] - (w - own[2]) / 2, own[1] - (h - own[3]) / 2, w, h]; size = [r.width, r.height];
   };
-  // No empty paper beside the drawing, but for the buttons of the corner.
-  const inside = () => { for (const i of [0, 1]) if (box[i + 2] <= whole[i + 2]) box[i] = Math.min(Math.max(box[i], whole[i]), whole[i] + whole[i + 2] - box[i + 2] + (i ? 0 : CORNER)); };
+  // No empty paper beside the drawing.
+  const inside = () => { for (const i of [0, 1]) if (box[i + 2] <= whole[i + 2]) box[i] = Math.min(Math.max(box[i], whole[i]), whole[i] + whole[i + 2] - box[i + 2]); };
   // A wider page shows more of what the reader has chosen, not larger letters.
   const widen = () => {
     const r = host.getBoundingClientRect(), k = Math.max(box[2] / size[0], box[3] / size[1]);
@@ -92,8 +92,8 @@ function panAndZoom(host, chart) {
       const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
       const x = middles.length && w > wide ? middles[middles.length >> 1] : whole[0] + w / 2;
       box = [x - wide / 2, h > high ? top : whole[1] + (h - high) / 2, wide, high];
-      const lead = first.find((b) => b.y <= top + 40); // it is whole, and not under the buttons of the corner
-      if (lead && w > wide) box[0] = Math.min(Math.max(box[0], lead.x + lead.width + CORNER - wide), lead.x - 10);
+      const lead = first.find((b) => b.y <= top + 40); // it is whole
+      if (lead && w > wide) box[0] = Math.min(Math.max(box[0], lead.x + lead.width + 10 - wide), lead.x - 10);
       inside();
     }
     set();
@@ -160,14 +160,16 @@ function render({ model, el }) {
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true; waiting.hidden = true; waiting.setAttribute("role", "status");
   tellKeys(help, HELP);
-  head.append(title, question); tools.append(choices, search);
-  bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, zooms, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
+  head.append(title, question); tools.append(choices, zooms, search);
+  bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
   for (const twin of twins) twin.style.display = "none";
   const view = panAndZoom(host, chart);
-  const { ask, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
+  let later = 0, latest = null; // what is asked unless the reader does something else at once, and what was asked last
+  const { ask: send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
+  const ask = (request) => { clearTimeout(later); latest = request; send(request); };
   const boxes = () => host.querySelectorAll("[data-b]");
   const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
   const numbered = (number) => host.querySelector(`[data-b="${Number(number)}"]`);
@@ -217,6 +219,7 @@ function render({ model, el }) {
   const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
     if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) view.reveal(shown); }
+    if (message.then && latest?.brief) later = setTimeout(() => ask(message.then), DOUBLE_MS);
     if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);
   };
@@ -234,7 +237,8 @@ function render({ model, el }) {
     const request = requested(e.target);
     if (request) { e.preventDefault(); ask(request); return; }
     const box = e.target.closest(".lzg-host [data-b]");
-    if (box) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b) }); }
+    // The first of two clicks asks for little, the second for nothing: they open the box.
+    if (box && e.detail !== 2) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b), brief: box.classList.contains("g") }); }
   });
   // The value under the pointer of a heat map, whose numbers stand beside its pixels.
   panel.addEventListener("pointermove", (e) => {
@@ -289,7 +293,7 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  return () => { close(); view.stop(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+  return () => { clearTimeout(later); close(); view.stop(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 
 export default { render };

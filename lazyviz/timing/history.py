@@ -326,7 +326,7 @@ class StepRow:
         cause: What asked for the barrier, with a step's name.
         site: Where it was asked for, such as `cell 3 line 2`.
         nodes: Ops that ran.
-        compile_ns: Time to lower and compile; 0 for a cache hit.
+        compile_ns: Time that XLA took to compile; 0 for a cache hit.
         execute_ns: Time on the device; None while it is running.
         reason: Why it had to be compiled, empty for a cache hit.
         from_disk: Whether the executable was read from disk; `compile_ns` says how long.
@@ -335,7 +335,7 @@ class StepRow:
         caller: The library's line that called the user's, for a callback.
         barrier_ns: How long a barrier took that broke a step.
         repeats: Ops that ran twice because of a look.
-        lowering_ns: The part of `compile_ns` in which the graph became StableHLO.
+        lowering_ns: Time in which the graph became StableHLO.
         frames: What `torch.compile` compiled since the step before.
         code_breaks: Its graph breaks that calls ran into, each as often as one did.
     """
@@ -466,9 +466,9 @@ class StepLog:
         if isinstance(event, events.CompileFinished):
             row.from_disk = event.source == "disk"
             row.reason = "" if row.from_disk else event.reason
+            row.compile_ns += event.duration_ns
         else:
             row.lowering_ns += event.duration_ns
-        row.compile_ns += event.duration_ns
 
     def _row(self, step: int, cell: int | None) -> _Step:
         row = self._rows.get(step)

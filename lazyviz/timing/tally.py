@@ -24,9 +24,9 @@ from lazyviz.render.notes import (
     Left,
     Looked,
     Redundant,
-    Repeat,
     SingleOps,
     is_check,
+    looked_again,
 )
 from lazyviz.render.strip import Strip
 from lazyviz.timing.ledger import BusyTime, Ledger, Piece, Quiet
@@ -132,7 +132,7 @@ class Tally:
         default_factory=lambda: deque(maxlen=_MAX_EXECUTIONS)
     )
     _barriers: dict[_BarrierKey, list[int]] = field(default_factory=dict)
-    _repeats: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _repeats: dict[tuple[str, str], Looked] = field(default_factory=dict)
     _empty: dict[tuple[str, str], int] = field(default_factory=dict)
     _left: list[Left] = field(default_factory=list)
     _looks: list[Looked] = field(default_factory=list)
@@ -175,31 +175,14 @@ class Tally:
         )
 
     @property
-    def repeats(self) -> tuple[Repeat, ...]:
-        """One entry for each tensor and place, in order of the first."""
-        return tuple(
-            Repeat(
-                tensor=tensor,
-                site=site,
-                nodes=nodes,
-                of_nodes=of_nodes,
-                duration_ns=duration,
-                times=times,
-            )
-            for (tensor, site), (nodes, of_nodes, duration, times) in (
-                self._repeats.items()
-            )
-        )
-
-    @property
     def left(self) -> tuple[Left, ...]:
         """What the last loop left pending; empty once a barrier has run it."""
         return tuple(self._left)
 
     @property
     def looks(self) -> tuple[Looked, ...]:
-        """Looks that had much to compute, for a step that has not run."""
-        return tuple(self._looks)
+        """Looks whose ops the step has run since, by tensor and place, then those that had much to compute."""
+        return (*self._repeats.values(), *self._looks)
 
     @property
     def apart(self) -> Apart | None:
@@ -282,7 +265,6 @@ class Tally:
             reasons=tuple(self.reasons),
             swaps=tuple(self._swaps),
             singles=self.singles,
-            repeats=self.repeats,
             left=self.left,
             redundant=self.redundant,
             looks=self.looks,
@@ -487,7 +469,7 @@ class Tally:
         self.executed_barriers += 1
         self.largest = max(self.largest or (0, 0), (event.nodes, event.step))
         self._left.clear()
-        self._looks.clear()  # what ran twice is told by the barrier's repeats
+        self._looks.clear()  # the barrier's repeats tell of them
         self._end_of_peeks()
         if self._awaited_since is not None and event.nodes <= _SMALL_READ:
             self._read.append(event.tensor)
@@ -501,15 +483,8 @@ class Tally:
         entry[1] += event.nodes
         entry[2] += event.duration_ns if event.cut is not None else 0
         for repeat in event.repeats:
-            self._repeat(repeat, event.nodes)
-
-    def _repeat(self, repeat: events.Repeat, of_nodes: int) -> None:
-        key = repeat.tensor, str(repeat.site or "")
-        entry = self._repeats.setdefault(key, [0, 0, 0, 0])
-        entry[0] += repeat.nodes
-        entry[1] += of_nodes
-        entry[2] += repeat.duration_ns
-        entry[3] += 1
+            look = repeat.tensor, str(repeat.site or "")
+            self._repeats[look] = looked_again(repeat, self._repeats.get(look))
 
     def _quiet(self, event: Quiet) -> None:
         self._claim("python", event.start_ns, event.end_ns, str(event.site or ""))

@@ -155,8 +155,8 @@ class Config(Readable):
             a step with more inputs is not kept. Environment: LAZYRT_KEEP_VALUES_BYTES.
         stop_at_nan: Whether a step whose loss or gradients are not finite ends in NotFiniteError, and
             tensors are as before it. No step waits for that: the next barrier, read or wait raises
-            once the step has run. Each step copies what it overwrites. Environment:
-            LAZYRT_STOP_AT_NAN.
+            once the step has run. One step in a hundred copies what it overwrites; the steps since run again
+            for what was overwritten. Environment: LAZYRT_STOP_AT_NAN.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was

@@ -211,6 +211,17 @@ def test_a_folded_box_shows_the_value_of_what_it_gives(network):
     assert lazyrt.pending_graph().fingerprint == before
 
 
+def test_the_first_of_two_clicks_on_a_folded_box_computes_nothing(network):
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=4)
+    index = folded_boxes(explorer)[-1]
+
+    (told,) = ask(explorer, kind="select", box=index, brief=True)
+
+    assert "<th>gives</th>" in told["html"]
+    assert "data-value" not in told["html"]
+    assert told["then"] == {"kind": "select", "box": index}
+
+
 def test_before_anything_is_chosen_the_panel_tells_what_the_program_holds(explorer):
     words = explorer.overview()
 

@@ -162,10 +162,10 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
     assert drawn[1] > 1.5 * width or drawn[2] > 1.5 * height, (drawn, width, height)
     inside = [left < x < left + width and top < y < top + height for x, y, _ in boxes]
     assert sum(inside) > len(first) / 2
-    # The first of all is whole, and not under the buttons of the corner.
+    # The first of all is whole.
     x, _, half = min(boxes, key=lambda box: box[1])
     assert left < x - half
-    assert x + half < left + width - 40
+    assert x + half < left + width
 
 
 def test_the_page_of_a_difference_opens_its_picture_there_without_a_script(browser_tab):
@@ -226,6 +226,29 @@ def test_a_window_that_is_made_narrow_shows_the_drawing_in_its_middle(tab):
     wider = seen(tab)["box"]  # where the reader had gone, with more beside it
     assert wider[1] == pytest.approx(moved[1], abs=1)
     assert wider[2] > 1.5 * moved[2]
+
+
+def test_two_clicks_open_a_folded_box_and_ask_for_no_value(browser_tab):
+    graph = DrawGraph(boxes=(Box(label="a", kind="group", members=(0, 1)),), edges=())
+    then = {"kind": "select", "box": 0}
+    answer = "box => window.model.say({ kind: 'panel', box: 0, then: box })"
+    for tab in showing(browser_tab, LENGTH, chains=1):
+        tell(tab, svg=svg.emit(graph, lay_out(graph, "layered"), inline=True))
+        box = tab.locator(".lzg-host .g")
+
+        box.dblclick()
+        tab.evaluate(answer, then)  # to the first click, once the second has come
+        tab.wait_for_timeout(500)
+
+        asked = "window.sent.filter((m) => m.kind !== 'hello')"
+        assert tab.evaluate(asked) == [
+            {**then, "brief": True},
+            {"kind": "open", "box": 0},
+        ]
+        box.click()
+        tab.evaluate(answer, then)
+        tab.wait_for_function(f"() => {asked}.length === 4")
+        assert tab.evaluate(asked)[2:] == [{**then, "brief": True}, then]
 
 
 def test_a_chosen_op_stays_chosen_and_in_sight_when_it_is_drawn_anew(tab):

@@ -47,7 +47,9 @@ def test_a_click_fills_the_panel(view):
     assert f'data-value="{relu[1]}"' in widget.panel
     assert "2., 2., 2." in widget.panel
     # First what it will cost, then the value; then the page knows that this was all.
-    assert sent == [{"kind": "panel", "box": int(relu[2])}] * 2 + [{"kind": "done"}]
+    assert sent == [{"kind": "panel", "box": int(relu[2]), "then": None}] * 2 + [
+        {"kind": "done"}
+    ]
 
 
 def test_every_request_but_a_greeting_ends_with_a_word(view):

@@ -104,6 +104,19 @@ def test_the_legend_explains_lines_and_repetitions_where_there_are_some():
         assert lines == ([] if graph is bare else ["e al", "e up"])
 
 
+def test_a_long_legend_has_rows_that_fit_half_a_page():
+    words = tuple(
+        ("k1", f"{number} to {number + 1} milliseconds") for number in range(8)
+    )
+    graph = DrawGraph(boxes=(Box(label="x"),), edges=(), legend=words)
+
+    root = ET.fromstring(legend_svg(graph))
+
+    assert int(root.get("width") or 0) < 450
+    rows = {text.get("y") for text in root.iter(f"{SVG}text")}
+    assert int(root.get("height") or 0) == 14 * len(rows) > 14
+
+
 def test_repeated_boxes_are_stacks_with_their_number():
     graph = draw_graph(transformer(12, lines=1))
 

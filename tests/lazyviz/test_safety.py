@@ -36,7 +36,6 @@ from lazyviz.render.notes import (
     Left,
     Looked,
     Redundant,
-    Repeat,
     SingleOps,
 )
 from lazyviz.render.strip import Strip
@@ -155,9 +154,6 @@ def strip(payload):
         singles=SingleOps(mode=payload, ops=1),
         state=state,
         mode=payload,
-        repeats=(
-            Repeat(tensor=payload, site=payload, nodes=1, of_nodes=2, duration_ns=3),
-        ),
         left=(Left(nodes=1, nbytes=2, site=payload),),
         redundant=(Redundant(cause=payload, site=payload, times=2, before=payload),),
         parts=(("trace", 5), ("compile", 4)),

@@ -4,7 +4,14 @@ import re
 from dataclasses import replace
 
 from lazyviz.inspection.tables import step_notes
-from lazyviz.render.strip import Strip, open_parts, state_text, strip_parts
+from lazyviz.render.notes import Looked
+from lazyviz.render.strip import (
+    Strip,
+    open_parts,
+    state_text,
+    strip_parts,
+    urgent_notes,
+)
 from lazyviz.timing.history import StepRow
 from tests.conftest import displayed
 from tests.lazyviz import fakes
@@ -124,7 +131,7 @@ def test_a_read_that_breaks_a_step_is_named_with_its_tensor_and_its_time(lab):
         assert "Read after the block, or use add_step_closure()" in text
 
 
-def test_work_that_ran_twice_is_named_in_strip_and_log(lab):
+def test_what_a_look_ran_is_named_in_strip_and_log(lab):
     source = (
         "with lazyrt.step('train'):\n"
         "    loss = (x * 2).sum()\n"
@@ -136,11 +143,15 @@ def test_work_that_ran_twice_is_named_in_strip_and_log(lab):
     log = shown(lab, "%lazy step")
 
     for text in (strip, log):
-        assert "2 ops ran twice, 50 % of their step, " in text
-        assert (
-            ": cell 4 line 3 looked at loss before its step had run. Look after it"
-            in text
-        )
+        assert "2 ops ran once more to show loss at cell 4 line 3, " in text
+        assert "; the step is as before" in text
+
+
+def test_a_look_is_nothing_to_act_on_and_a_check_of_a_library_is():
+    look = Looked(tensor="y", site="a.py:1", nodes=3, duration_ns=2, is_again=True)
+    check = replace(look, tensor="what torch.distributions checks")
+
+    assert urgent_notes(Strip(looks=(look, check))) == [str(check)]
 
 
 def test_equal_looks_of_a_loop_are_one_line(lab):
@@ -155,8 +166,8 @@ def test_equal_looks_of_a_loop_are_one_line(lab):
     log = shown(lab, "%lazy step")
 
     for text in (strip, log):
-        assert text.count("6 ops ran twice, 100 % of their steps") == 1
-        assert "before its step had run, 3 times" in text
+        assert text.count("6 ops ran once more to show loss at cell ") == 1
+        assert " line 4, 3 times, " in text
     assert re.search(r"^steps \d+ to \d+: 6 ops", log, re.MULTILINE)
 
 

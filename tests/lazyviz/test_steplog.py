@@ -1,4 +1,4 @@
-from lazyrt.observe.events import SourceLocation
+from lazyrt.observe.events import LoweringFinished, SourceLocation
 from lazyviz.timing.history import StepLog, StepRow
 from tests.lazyviz import fakes
 
@@ -7,6 +7,10 @@ def test_the_events_of_a_step_become_one_row():
     log = StepLog()
 
     log.add(fakes.captured(step=4), 3)
+    lowered = LoweringFinished(
+        fingerprint="aa", nodes=4, duration_ns=3_000, purpose="step"
+    )
+    log.add(lowered, 3)
     log.add(fakes.compiled(duration_ns=5_000, reason="a new shape"), 3)
     log.add(fakes.started(step=4), 3)
     log.add(fakes.barrier(step=4, site=SourceLocation("c", 7, "f", 3), nodes=12), 3)
@@ -20,6 +24,7 @@ def test_the_events_of_a_step_become_one_row():
             site="cell 3 line 7",
             nodes=12,
             compile_ns=5_000,
+            lowering_ns=3_000,
             execute_ns=9,
             reason="a new shape",
         ),

@@ -124,6 +124,56 @@ def test_weights_and_optimizer_state_are_as_before_the_step_and_training_goes_on
     torch.testing.assert_close(found, run("cpu", good))
 
 
+def noisy_training(steps, bad_at):
+    """Train a network with random numbers and running means; return what it holds at the end."""
+    torch.manual_seed(0)
+    norm, drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
+    layers = torch.nn.Linear(4, 8), norm, drop, torch.nn.Linear(8, 1)
+    model = torch.nn.Sequential(*layers).to("lazyrt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    total = torch.zeros((), device="lazyrt")
+    lazyrt.mark_step()
+    for k in range(steps):
+        x = torch.randn(6, 4).mul_(float("inf") if k == bad_at else 1.0).to("lazyrt")
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        try:
+            optimizer.step()
+            total += loss.detach()
+            if k % 3 == 0:
+                for running in norm.buffers():
+                    running.mul_(2)
+            lazyrt.mark_step()
+            lazyrt.wait()
+        except NotFiniteError:
+            break
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    held = [*model.parameters(), *model.buffers(), *states, total]
+    return [tensor.detach().cpu().clone() for tensor in held]
+
+
+@pytest.mark.parametrize("bad_at", [1, 4, 5, 6, 12])
+def test_what_a_step_has_overwritten_is_made_again_from_steps_before(
+    bad_at, monkeypatch
+):
+    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
+    expected = noisy_training(bad_at, bad_at=None)
+    lazyrt.config.stop_at_nan = True
+
+    found = noisy_training(bad_at + 3, bad_at)
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_one_step_in_a_hundred_copies_what_it_overwrites():
+    lazyrt.config.stop_at_nan = True
+    copied = [kept_steps.kept_values().copied_bytes for _ in training(205)]
+
+    assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 101, 201]
+
+
 def go_on(weight, seen):
     loss = (weight * torch.tensor([1.0, -1.0]).to("lazyrt").log()).sum()
     weight.mul_(loss)
@@ -191,8 +241,7 @@ def test_a_causal_mask_is_no_reason_to_stop():
 
 def test_a_step_larger_than_the_budget_has_run_and_says_so():
     lazyrt.config.stop_at_nan = True
-    x = torch.full((4,), -1.0, device="lazyrt")
-    lazyrt.mark_step()
+    x = torch.full((4,), -1.0).to("lazyrt")
 
     with lazyrt.config.scoped(keep_values_bytes=1):
         loss = x.log().sum()

@@ -87,27 +87,6 @@ def test_a_result_in_the_middle_is_named():
     del total
 
 
-@pytest.mark.lazy_only("a mode runs the op at its line")
-def test_the_op_at_which_most_memory_is_taken_is_named():
-    """Where in the graph, and how much is there at once."""
-    small = torch.ones(2, device=DEVICE).exp()
-    huge = torch.ones(HUGE, device=DEVICE)
-    twice = huge + huge.sin()
-    total = twice.sum() + small
-
-    text = refused(lambda: (total, lazyrt.mark_step()), "TiB of memory")
-
-    found = re.search(
-        r"The worst moment is op (\d) of 7, aten\.add\.Tensor \(test_memory\.py:\d+\): "
-        r"(\S+ TiB) of results at once, if none is fused away\.",
-        text,
-    )
-    assert found is not None, text
-    assert (
-        found[2] == "12.0 TiB"
-    )  # `huge` and `twice` are results, the sine is read once more
-
-
 def test_what_xla_cannot_allocate_is_the_same_error():
     """Without a look at the machine the allocation itself fails, while the step runs."""
     kept = torch.ones(4, device=DEVICE)

@@ -1,8 +1,9 @@
 """Stopping at the first step whose loss or gradients are not finite (`config.stop_at_nan`).
 
 One execution after each step asks whether its results are finite, and nobody waits for it: the next
-step is recorded and dispatched meanwhile. Inputs of both are kept, so when the answer is no, tensors
-are given back what they held before the step, and the ops behind the NaN can be computed.
+step is recorded and dispatched meanwhile. Inputs of both are kept or can be made again (`kept_steps`),
+so when the answer is no, tensors are given back what they held before the step, and the ops behind the
+NaN can be computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from lazyrt import jax_compat
 from lazyrt.config import config, follow
 from lazyrt.control.rollback import go_back, updates_of
-from lazyrt.errors import LazyRuntimeError, NotFiniteError
+from lazyrt.errors import LazyRuntimeError, NotFiniteError, OutOfMemoryError
 from lazyrt.execution import deferred_asserts, kept_steps, replicas
 from lazyrt.execution.executor import watch_results
 from lazyrt.execution.graph import Graph
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 # gradient goes on into its parameter, which is asked of only where a step keeps no gradients.
 _HOLDERS = ("gradient", "module")
 _MAX_NAMED = 3
+_UNKNOWN = "Where that began is not known, and tensors are as after it"
 
 
 @lru_cache(maxsize=1)
@@ -105,9 +107,15 @@ class FiniteCheck:
         with lock:
             if kept is None or kept.canonical is None:
                 return NotFiniteError(
-                    f"{what}. Where that began is not known, and tensors are as after it: its inputs "
-                    f"are more than config.keep_values_bytes ({config.keep_values_bytes:,}). Raise "
-                    "the setting, and run the cell again."
+                    f"{what}. {_UNKNOWN}: its inputs are more than config.keep_values_bytes "
+                    f"({config.keep_values_bytes:,}). Raise the setting, and run the cell again."
+                )
+            try:
+                later = kept_steps.since(step)
+            except OutOfMemoryError as error:
+                return NotFiniteError(
+                    f"{what}. {_UNKNOWN}: running the steps before it again takes too much memory "
+                    f"({error.args[0].splitlines()[0]}) Take smaller batches, and run the cell again."
                 )
             began = ""
             with contextlib.suppress(
@@ -116,7 +124,6 @@ class FiniteCheck:
                 graph = Graph(bad)
                 replicas.check_alone(graph.nodes)
                 began = _began(find_not_finite(graph, kept))
-            later = kept_steps.since(step)
             undone = [
                 done for number, each in self.updates if number >= step for done in each
             ]

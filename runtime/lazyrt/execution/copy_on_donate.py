@@ -201,10 +201,12 @@ def _shared(positions: Sequence[int]) -> dict[int, tuple[list[Buffer], list[int]
     if not _holders:
         return {}
     inputs = pending.inputs
+    if _holders.keys().isdisjoint(map(id, map(inputs.__getitem__, positions))):
+        return {}
+    known = [position for position in positions if id(inputs[position]) in _holders]
     places: dict[int, list[int]] = {}
     for place, data in enumerate(inputs):
         places.setdefault(id(data), []).append(place)
-    known = [position for position in positions if id(inputs[position]) in _holders]
     found = {position: _others(position, places) for position in known}
     return {position: others for position, others in found.items() if any(others)}
 

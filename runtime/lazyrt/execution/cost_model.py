@@ -441,12 +441,14 @@ def slice_runs(cone: Sequence[Node], *, is_new: bool) -> list[Part]:
     ]
 
 
-def _work(cone: Iterable[Node], prefix: str) -> list[Part]:
+def _work(cone: Sequence[Node], prefix: str) -> list[Part]:
     parts = []
-    for node in cone:
-        family = "dense" if costs.is_dense(node) else "run"
+    alike = {node.spec: node for node in cone}
+    for spec, times in Counter(node.spec for node in cone).items():
+        node = alike[spec]
+        family = f"{prefix}{'dense' if costs.is_dense(node) else 'run'}"
         work = costs.run_ns(node)
-        parts.append(Part(f"{prefix}{family} {node.op.name}", size_class(work), work))
+        parts.append(Part(f"{family} {spec.name}", size_class(work), times * work))
     return parts
 
 

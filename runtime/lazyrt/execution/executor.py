@@ -10,6 +10,7 @@ looked up by fingerprint.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import operator
@@ -327,11 +328,12 @@ def _run_whole(
     step: ActiveStep | None,
 ) -> None:
     """Run a plan, and end the step."""
-    kept = kept_steps.keep(plan.graph, plan.record, donated)
+    again = functools.partial(run_plan, plan, "peek")
+    kept = kept_steps.keep(plan.graph, plan.record, donated, again)
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
-            copy_on_donate.separate(donated, each_step=kept is not None)
+            copy_on_donate.separate(donated, each_step=kept_steps.are_whole())
             if plan.placements is not None:
                 _spread(plan)
             results = run_plan(plan)
@@ -719,11 +721,24 @@ def pack_arguments(plan: Plan, step: StepInputs = pending) -> list[Any]:
     return args
 
 
-def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> Sequence[Any]:
-    """Hand a plan to the device; return the data of the wanted values, in their order."""
+def run_plan(
+    plan: Plan,
+    purpose: Literal["step", "peek"] = "step",
+    step: StepInputs = pending,
+) -> Sequence[Any]:
+    """Hand a plan to the device; return the data of the wanted values, in their order.
+
+    Args:
+        plan: The plan.
+        purpose: For whom, for events.
+        step: Has the inputs. One that has run keeps what the executable takes.
+    """
     graph = plan.graph
     with memory.explained(memory.what_runs(len(graph.nodes))), jax_compat.scope():
-        args = pack_arguments(plan)
+        args = pack_arguments(plan, step)
+        if step is not pending and plan.record is not None:
+            for taken in plan.record.key.donated:
+                args[taken] = jax_compat.copy(args[taken])
         started = time.perf_counter_ns()
         results = plan.launch(args)
     token = results.pop()

@@ -5,6 +5,11 @@ step that gives one of them away leaves its keepers a copy. So steps donate, com
 they would without. With the numbers and random states that it read, a step's cone computes again
 what it computed then.
 
+`config.stop_at_nan` needs the inputs of a step once that has run. So of a hundred steps, a window, the
+first keeps all its inputs and each other one what none of them has made: run again, they make the rest.
+A step writes all that a copy of what it overwrites would, so one copy in a hundred steps takes about a
+hundredth of their time at most.
+
 Everything here is called with the runtime's lock held.
 """
 
@@ -15,14 +20,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.numbers import plural, size_text
 from lazyrt.config import config, follow
-from lazyrt.execution import copy_on_donate
-from lazyrt.ir.live import Buffer, StepInputs, lock, pending
+from lazyrt.execution import copy_on_donate, replicas
+from lazyrt.execution.graph_registry import Run
+from lazyrt.ir.live import Buffer, StepInputs, lock, made_in, pending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.node import Leaf
+
+    RunAgain = Callable[[StepInputs], Sequence[Any]]
+    Source = tuple[int, int]  # number of a step, and of one of its results
+
+_MOST_STEPS = 100  # of a window
 
 
 class _Arrays:
@@ -38,39 +50,93 @@ class _Arrays:
 class KeptStep(StepInputs):
     """A step that has run, with its inputs.
 
+    Args:
+        graph: What it ran.
+        record: What is known of its executable.
+        donated: Positions of the inputs whose memory it gives away.
+        run: Runs it again on inputs, which stay as they are, and returns the results.
+        window: The steps before it that make some of its inputs if they run again.
+
     Attributes:
         canonical: Its graph; None once the inputs were let go.
         record: What is known of its executable.
+        run: Runs it again.
         copied_bytes: Size of the inputs whose memory its results took, of which it has copies.
+        own: What keeps those of its inputs that no step before it in the window has kept.
+        own_bytes: Their size.
     """
 
     def __init__(
-        self, graph: Canonical, record: CompiledGraph | None, donated: Iterable[int]
+        self,
+        graph: Canonical,
+        record: CompiledGraph | None,
+        donated: Iterable[int],
+        run: RunAgain,
+        window: Window,
     ) -> None:
         super().__init__(pending.number)
         self.canonical: Canonical | None = graph
         self.record = record
+        self.run = run
         self.floats, self.ints, self.rng = pending.floats, pending.ints, pending.rng
         self._keepers: dict[int, Buffer] = {}
-        before = _kept[-1] if _kept else None
+        self._owners, self._sources = pending.owners, pending.sources
+        self.own: list[Buffer] = []
+        steps, inputs = window.steps, pending.inputs
+        before = next(reversed(steps.values()), None) or _latest()
         self._sizes: dict[int, int] = (
             before._sizes
             if before is not None and before.canonical is graph
-            else {x.position: pending.inputs[x.position].nbytes for x in graph.data}
+            else {x.position: inputs[x.position].nbytes for x in graph.data}
         )
+        self.own_bytes = self.copied_bytes = 0
         for leaf in graph.data:
-            keeper = self._keepers[leaf.position] = Buffer(None)
-            keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
-            keeper.data = pending.inputs[leaf.position]
+            position = leaf.position
+            source = self._sources[position][0]
+            if steps and source.__class__ is Run and source.step in steps:
+                continue
+            data, made = inputs[position], _keeper(leaf, inputs[position])
+            keeper = window.keepers.get(id(data), made)
+            if keeper.data is not data or keeper.meta != made.meta:
+                keeper = made
+            if keeper is made:
+                self.own.append(keeper)
+                self.own_bytes += self._sizes[position]
+            self._keepers[position] = keeper
+        self.copied_bytes = sum(self._sizes[k] for k in donated if k in self._keepers)
         self.inputs = _Arrays(self._keepers)
-        self._owners = {each: pending.owners[each] for each in self._keepers}
-        self._sources = {each: pending.sources[each] for each in self._keepers}
-        given = self._keepers.keys() & set(donated)
-        self.copied_bytes = sum(self._sizes[k] for k in given)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all its inputs: each of its values can be computed."""
+        return self.canonical is not None and not self.made
+
+    @property
+    def made(self) -> dict[int, Source]:
+        """What has made the inputs that it has not kept, by their positions."""
+        data = self.canonical.data if self.canonical is not None else ()
+        positions = (x.position for x in data if x.position not in self._keepers)
+        found = ((position, *self._sources[position]) for position in positions)
+        return {position: (run.step, slot) for position, run, slot in found}
 
     def sizes(self) -> dict[int, int]:
-        """Return the size of each input, by the identity of its data."""
+        """Return the size of each input that it keeps, by the identity of its data."""
         return {id(each.data): self._sizes[k] for k, each in self._keepers.items()}
+
+    def fill(self, results: Mapping[Source, Any]) -> list[int]:
+        """Keep the inputs that other steps have made, too; return their positions."""
+        made = self.made
+        data = self.canonical.data if self.canonical is not None else ()
+        for leaf in data:
+            if leaf.position in made:
+                keeper = _keeper(leaf, results[made[leaf.position]])
+                self._keepers[leaf.position] = keeper
+        return list(made)
+
+    def let_go(self, positions: Iterable[int]) -> None:
+        """Keep some inputs no longer."""
+        for position in positions:
+            del self._keepers[position]
 
     def share(self) -> None:
         """Become a keeper of the inputs' data; before, a barrier sees no more than references."""
@@ -84,11 +150,13 @@ class KeptStep(StepInputs):
         """Give the tensors that the step read, and that were overwritten since, what they held."""
         shared = []
         for position, keeper in self._keepers.items():
-            owner = self._owners[position]()
+            owner, source = self._owners[position](), self._sources[position]
             if owner is None or owner.data is keeper.data:
                 continue
+            if source[0] is not None and made_in(owner) == source:
+                continue  # what it holds was made again
             owner.data, owner.meta, owner.value = keeper.data, keeper.meta, None
-            owner.run, owner.slot = self._sources[position]
+            owner.run, owner.slot = source
             owner.version += 1
             shared.append([owner, keeper])
         copy_on_donate.share(shared)
@@ -98,7 +166,64 @@ class KeptStep(StepInputs):
         self.number = -1
         self.canonical = None
         self._keepers.clear()
+        self.own.clear()
         self.memo, self.memo_bytes = {}, 0
+
+
+def _keeper(leaf: Leaf, data: Any) -> Buffer:
+    """Return a buffer that keeps an input's data."""
+    keeper = Buffer(None)
+    keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
+    keeper.data = data
+    return keeper
+
+
+class Window:
+    """Steps of which the first has kept all its inputs, and each other one what none of them made.
+
+    Attributes:
+        steps: By number, in their order.
+        keepers: What they keep, by the identity of its data.
+        nbytes: The size of that.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[int, KeptStep] = {}
+        self.keepers: dict[int, Buffer] = {}
+        self.nbytes = 0
+
+    def add(self, step: KeptStep) -> None:
+        """Take in the next step."""
+        self.steps[step.number] = step
+        self.keepers.update({id(keeper.data): keeper for keeper in step.own})
+        self.nbytes += step.own_bytes
+
+    def complete(self, wanted: Collection[KeptStep]) -> None:
+        """Run steps again, for the inputs that some have not kept."""
+        last = {
+            source: step
+            for step in self.steps.values()
+            for source in step.made.values()
+        }
+        read = {number for number, _ in last}
+        results: dict[Source, Any] = {}
+        for step in self.steps.values():
+            filled = step.fill(results)
+            if step.number in read:
+                made = enumerate(step.run(step))
+                results |= {(step.number, slot): data for slot, data in made}
+            if step not in wanted:
+                step.let_go(filled)
+            results = {
+                source: data
+                for source, data in results.items()
+                if source in last and last[source].number > step.number
+            }
+
+    def release(self) -> None:
+        """Let go of all that its steps keep."""
+        for step in self.steps.values():
+            step.release()
 
 
 class KeptValues(NamedTuple):
@@ -139,12 +264,15 @@ class KeptValues(NamedTuple):
         return "; ".join(parts)
 
 
-_kept: deque[KeptStep] = deque()
+_windows: deque[Window] = deque()
 _left_out: tuple[int, int] | None = None
 
 
 def keep(
-    graph: Canonical, record: CompiledGraph | None, donated: Sequence[int]
+    graph: Canonical,
+    record: CompiledGraph | None,
+    donated: Sequence[int],
+    run: RunAgain,
 ) -> KeptStep | None:
     """Keep the inputs of the pending step, which is about to run, if the settings say so.
 
@@ -152,63 +280,110 @@ def keep(
         graph: What it runs.
         record: What is known of its executable.
         donated: Positions of the inputs whose memory it gives away.
+        run: Runs it again on inputs, which stay as they are, and returns the results.
     """
     global _left_out
-    count = _count()
+    count, budget = _count(), config.keep_values_bytes
     if not count:
         return None
-    step = KeptStep(graph, record, donated)
-    own = sum(step.sizes().values())
-    if own > config.keep_values_bytes:
-        _left_out = step.number, own
-        return None
+    most = 1 if are_whole() else _MOST_STEPS
+    window = _windows[-1] if _windows and len(_windows[-1].steps) < most else Window()
+    step = KeptStep(graph, record, donated, run, window)
+    if window.steps and window.nbytes + step.own_bytes > budget // count:
+        window = Window()
+        step = KeptStep(graph, record, donated, run, window)
+    if not window.steps:
+        own = sum(step.sizes().values())
+        if own > budget:
+            _left_out = step.number, own
+            return None
+        while _windows and (
+            len(_windows) >= count or _nbytes(*_steps(), step) > budget
+        ):
+            _windows.popleft().release()
+        _windows.append(window)
     _left_out = None
-    while _kept and (
-        len(_kept) >= count or _nbytes(*_kept, step) > config.keep_values_bytes
-    ):
-        _kept.popleft().release()
+    window.add(step)
     step.share()
-    _kept.append(step)
     return step
+
+
+def _steps() -> list[KeptStep]:
+    return [step for window in _windows for step in window.steps.values()]
+
+
+def _latest() -> KeptStep | None:
+    return next(reversed(_windows[-1].steps.values()), None) if _windows else None
 
 
 def drop(step: KeptStep) -> None:
     """Let one step go, which did not run."""
+    for window in list(_windows):
+        if window.steps.pop(step.number, None) is None:
+            continue
+        for key in [key for key, each in window.keepers.items() if each in step.own]:
+            del window.keepers[key]
+        window.nbytes -= step.own_bytes
+        if not window.steps:
+            _windows.remove(window)
     step.release()
-    if step in _kept:
-        _kept.remove(step)
 
 
 def release_all() -> bool:
     """Let all of them go, for memory; return whether there was any."""
-    had_any = bool(_kept)
-    while _kept:
-        _kept.popleft().release()
+    had_any = bool(_windows)
+    while _windows:
+        _windows.popleft().release()
     return had_any
 
 
 def find(number: int) -> KeptStep | None:
-    """Return a step by its number, if its inputs are kept."""
-    return next((step for step in _kept if step.number == number), None)
+    """Return a step by its number, if all its inputs are kept."""
+    return next((s for s in _steps() if s.number == number and s.is_whole), None)
 
 
 def kept_values() -> KeptValues:
     """Return which finished steps can be computed again, and what that takes."""
-    last = _kept[-1].copied_bytes if _kept else 0
-    numbers = tuple(step.number for step in _kept)
-    return KeptValues(numbers, _nbytes(*_kept), last, _left_out)
+    steps, latest = _steps(), _latest()
+    numbers = tuple(step.number for step in steps if step.is_whole)
+    copied = latest.copied_bytes if latest is not None else 0
+    return KeptValues(numbers, _nbytes(*steps), copied, _left_out)
 
 
 def since(number: int) -> list[KeptStep]:
-    """Return the steps from a number on whose inputs are kept, the latest first."""
-    return [step for step in reversed(_kept) if step.number >= number]
+    """Return the steps from a number on, the latest first, with all their inputs; keep no others.
+
+    Steps before them run again, where those have made some.
+    """
+    steps = [step for step in _steps() if step.number >= number]
+    for window in _windows:
+        if not all(step.is_whole for step in steps if step.number in window.steps):
+            window.complete(steps)
+    for step in _steps():
+        if step.number < number:
+            step.release()
+    _windows.clear()
+    for step in steps:
+        _windows.append(Window())
+        _windows[-1].add(step)
+    return steps[::-1]
+
+
+def are_whole() -> bool:
+    """Return whether each step that is kept keeps all its inputs."""
+    # What ranks run together none runs again alone.
+    return bool(_kept_whole() or (config.stop_at_nan and replicas.world() is not None))
+
+
+def _kept_whole() -> int:
+    """Return of how many steps all inputs are kept."""
+    setting = config.keep_values
+    return setting if isinstance(setting, int) else int(setting == "last")
 
 
 def _count() -> int:
-    """Return how many steps are kept: a step is known to be finite while the next one runs."""
-    setting = config.keep_values
-    kept = setting if isinstance(setting, int) else int(setting == "last")
-    return max(kept, 2 * config.stop_at_nan)
+    """Return how many windows are kept: a step is known to be finite while the next one runs."""
+    return max(_kept_whole(), 2 * config.stop_at_nan)
 
 
 def _nbytes(*steps: KeptStep) -> int:
@@ -221,8 +396,8 @@ def _nbytes(*steps: KeptStep) -> int:
 def trim(_: object = None) -> None:
     """Let go of what the settings no longer keep."""
     with lock:
-        while len(_kept) > _count():
-            _kept.popleft().release()
+        while len(_windows) > _count():
+            _windows.popleft().release()
 
 
 follow("keep_values", trim)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +152,7 @@ def _reclaimable(folder: Path) -> int:
 
 def _advice(nodes: Sequence[Node] = ()) -> str:
     """Return who has the memory, and what to do."""
-    lines = [*_largest(nodes), *_worst_moment(nodes)]
+    lines = _largest(nodes)
     try:
         lines += _holders()
     except Exception:  # noqa: BLE001 - the error itself matters more
@@ -173,30 +172,6 @@ def _largest(nodes: Sequence[Node]) -> list[str]:
     if not shown or not shown[0][0]:
         return []
     return ["The largest results in it:", *(_result(n, node) for n, _, node in shown)]
-
-
-def _worst_moment(nodes: Sequence[Node]) -> list[str]:
-    """Return at which op the most memory is taken, if the ops run as they are listed."""
-    if len(nodes) < 2:  # noqa: PLR2004 - one op is its own worst moment
-        return []
-    last = {value: k for k, node in enumerate(nodes) for value in node.operands}
-    ends: dict[int, int] = defaultdict(int)
-    taken = most = worst = 0
-    for k, node in enumerate(nodes):
-        taken += results_of(node)
-        for value in filter(None, node.outputs):
-            # What no op reads is a result of the graph.
-            ends[last.get(value, len(nodes))] += nbytes_of(value)
-        if taken > most:
-            most, worst = taken, k
-        taken -= ends[k]
-    at = nodes[worst].provenance.site
-    where = f" ({at})" if at is not None else ""
-    which = f"op {worst + 1:,} of {len(nodes):,}, {nodes[worst].op.name}{where}"
-    size = size_text(most)
-    return [
-        f"The worst moment is {which}: {size} of results at once, if none is fused away."
-    ]
 
 
 def _result(nbytes: int, node: Node) -> str:
