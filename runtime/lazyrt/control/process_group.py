@@ -340,7 +340,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for turn in itertools.count():
                 result = _kernel(func)(lazy, *args, turn, group, self._processes)
                 if at_once:
-                    with replicas.together():
+                    with replicas.together(user_site(2)):
                         return snapshot(result)
                 if _comes_last(result):
                     break

@@ -257,9 +257,10 @@ def note_boundary(cause: str, site: SourceLocation | None) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Let a peek in the block run collectives: all ranks take it."""
+def together(site: SourceLocation | None) -> Iterator[None]:
+    """Let a peek in the block run collectives: all ranks take it, from a line of the program."""
     global _is_together
+    note_boundary("run at once", site)
     _is_together = True
     try:
         yield
@@ -576,7 +577,12 @@ class _Guard:
             age, line = here.last_beat(rank)
             where = f"; its main thread is at {line}" if line else ""
             end = here.end_of(rank)
-            if end:
+            if end == "done":
+                lines.append(
+                    f"rank {rank} has ended without an error, so it ran fewer steps. Give all "
+                    "ranks equally many batches: drop the last ones, or pad them."
+                )
+            elif end:
                 lines.append(f"rank {rank} has ended ({end}). Look at its own output.")
             elif rank in dead:
                 lines.append(
@@ -618,8 +624,9 @@ class _Guard:
         )
         lines.append(
             _mend(said.values())
-            or "All ranks must run the same collectives in the same order: let no rank skip one, and "
-            "give tensors that are reduced one shape on all ranks."
+            or "All ranks must run the same collectives in the same order: let no rank skip one, give "
+            "tensors that are reduced one shape on all ranks, and all ranks equally many batches (drop "
+            "or pad the last ones, as Join does not run here)."
         )
         return "\n".join(lines)
 
