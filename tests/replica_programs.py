@@ -7,6 +7,7 @@ Each prints one line of JSON for each thing that it tried. Launched by `tests.re
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -82,6 +83,40 @@ def collectives() -> None:
     dist.all_reduce(some, group=group)
     lazyrt.mark_step()
     tell("group", some.tolist())
+    held = [torch.empty(4, device="lazyrt") for _ in range(2)]
+    given = [own() + 1, own() + 2] if rank == 0 else held
+    for each in given:  # equal on the rank that takes them
+        dist.broadcast(each, 0)
+    lazyrt.mark_step()
+    tell("filled", [each[0].item() for each in given])
+
+
+def messages() -> None:
+    """Messages between two ranks, and what a rank reads that another has computed."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    one, two = (torch.empty(4, device="lazyrt") for _ in range(2))
+    other = (rank + 1) % size
+    calls = [
+        dist.P2POp(dist.isend, own() + 1, other),
+        dist.P2POp(dist.isend, own() + 2, other, tag=1),
+        dist.P2POp(dist.irecv, two, other, tag=1),
+        dist.P2POp(dist.irecv, one, other),
+    ]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    if rank == 0:
+        dist.send(one, 1)
+    else:
+        dist.recv(two, 0)
+    count = torch.arange(2, device="lazyrt")
+    count = torch.empty_like(count) if rank else count
+    dist.broadcast(count, 0)
+    tell("counts", [lazyrt.is_pending(one), count.tolist()])
+    objects = [{"from": 0}] if rank == 0 else [None]
+    dist.broadcast_object_list(objects, 0)
+    tell("object", [lazyrt.is_pending(one), objects])
+    lazyrt.mark_step()
+    tell("messages", [one[0].item(), two[0].item()])
 
 
 def model() -> nn.Module:
@@ -137,6 +172,10 @@ def compare(name: str, make: Callable[[nn.Module], Any], share: Any = None) -> N
 
 def training() -> None:
     """Data, fully sharded and tensor parallel training."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+    )
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -159,7 +198,16 @@ def training() -> None:
     compare("data parallel", DistributedDataParallel)
     explained = lazyrt.compiled_graphs()[-1].explanation
     tell("buckets", [str(each) for each in explained.causes] if explained else [])
+    compare(
+        "unused",
+        functools.partial(DistributedDataParallel, find_unused_parameters=True),
+    )
     compare("fully sharded", sharded)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    net = sharded(model().to("lazyrt"))
+    # Read by one rank alone.
+    found: Any = get_model_state_dict(net, options=whole)
+    tell("whole", [list(each.shape) for each in found.values()])
     compare("tensor parallel", parallel, share=(0, 1))
 
 

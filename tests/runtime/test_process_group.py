@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 import lazyrt
-from lazyrt.control import process_group
 from lazyrt.errors import NoEquivalentError, ReplicaError
 from lazyrt.execution import replicas
 from lazyrt.frontend.buffers import state_of
@@ -40,7 +39,7 @@ def _text(*tensors: torch.Tensor) -> str:
 
 def _all_reduce(x: torch.Tensor, ranks: tuple[int, ...] = _WORLD) -> torch.Tensor:
     result: torch.Tensor = functional_kernel(collectives.all_reduce)(
-        x, "sum", [*ranks], 2
+        x, "sum", 0, [*ranks], 2
     )
     return result
 
@@ -82,7 +81,7 @@ def test_a_tensor_of_the_cpu_has_its_result_after_the_call() -> None:
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (lambda x: process_group.LazyProcessGroup(0, (0,)).send([x], 0, 0), "send"),
+        (dist.recv, "Name the rank"),
         (lambda x: dist.all_to_all_single(x, x, [1, 3], [1, 3]), r"\[1, 3\]"),
     ],
 )
@@ -109,6 +108,18 @@ def test_each_collective_waits_for_the_one_recorded_before() -> None:
     assert main.index("all_reduce") < main.index("stablehlo.select")
     alone = _text(_all_reduce(x)).partition("func.func private")[0]
     assert "stablehlo.select" not in alone
+
+
+def test_ranks_of_two_groups_come_to_them_in_one_order() -> None:
+    x = torch.ones(4).to("lazyrt")
+    both, more = _all_reduce(x), _all_reduce(x * 2, (0, 1, 2))
+    more_first = _all_reduce(x * 3, (0, 1, 2)), _all_reduce(x * 4)
+    one, other = (
+        replicas._Guard(canonicalise([*map(_value, each)]), "")._digests
+        for each in ((both, more), more_first)
+    )
+    assert one[0, 1, 2] == other[0, 1, 2]
+    assert one[_WORLD] != other[_WORLD]
 
 
 def test_each_process_is_in_a_group_of_a_collectives_size() -> None:
@@ -306,7 +317,14 @@ def test_a_look_that_needs_other_ranks_is_refused_with_the_line(
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what two processes told, and where they saved."""
     folder = str(tmp_path_factory.mktemp("replicas") / "checkpoint")
-    names = ("collectives", "training", "saving", "torch_xla_names", "divergence")
+    names = (
+        "collectives",
+        "messages",
+        "training",
+        "saving",
+        "torch_xla_names",
+        "divergence",
+    )
     told = run(*names, CHECKPOINT=folder)
     for rank in told:
         assert rank["exit"] == 0, rank["errors"]
@@ -334,12 +352,30 @@ def test_collectives_of_two_processes_give_what_torch_documents(
         assert told["integers are there at once"] == [False, [3, 6]]
         assert told["objects"] == [{"rank": 0}, {"rank": 1}]
         assert told["group"] == [1.0] * 4
+        assert told["filled"] == [1.0, 2.0]
     assert pair[0]["of one rank"] == [[3.0] * 4, [[0.0] * 4, [1.0] * 4]]
+
+
+@pytest.mark.slow
+def test_messages_and_what_ranks_read_cut_no_step(pair: list[dict[str, Any]]) -> None:
+    for rank, told in enumerate(pair):
+        assert told["counts"] == [True, [0, 1]]
+        assert told["object"] == [True, [{"from": 0}]]
+        assert told["messages"] == [[2.0, 3.0], [1.0, 2.0]][rank]
+
+
+@pytest.mark.slow
+def test_one_rank_reads_the_whole_of_a_sharded_model(
+    pair: list[dict[str, Any]],
+) -> None:
+    assert pair[0]["whole"] == [[16, 8], [16], [4, 16], [4]]
+    assert pair[1]["whole"] == []
 
 
 def _trained_well(told: dict[str, Any]) -> None:
     for name, compiles in (
         ("data parallel", 2),  # torch rebuilds its buckets after the first step
+        ("unused", 2),
         ("fully sharded", 1),
         ("tensor parallel", 1),
     ):

@@ -319,13 +319,14 @@ def test_pinning_gives_a_copy_that_keeps_its_gradient():
     lambda: torch.zeros_like(torch.ones(2, 3), pin_memory=True),
     lambda: torch.full((2, 2), 4, pin_memory=True).pin_memory(),
 ])  # fmt: skip
-def test_pinned_memory_is_ordinary_memory(make):
+def test_all_memory_counts_as_pinned(make):
     host = make()
 
     moved = host.to(DEVICE, non_blocking=True)
 
     assert host.device.type == "cpu"
-    assert not host.is_pinned()
+    assert host.is_pinned()
+    assert torch.ones(1).is_pinned()
     assert torch.equal((moved + 1).cpu(), host + 1)
 
 
@@ -339,13 +340,15 @@ def test_a_host_tensor_that_was_pinned_may_change_after_its_transfer():
 
 @pytest.mark.not_eager("looks at what is pending")
 def test_events_of_the_one_stream_are_no_reason_to_compute():
+    module = torch.get_device_module(DEVICE)
     stream = torch.Stream(DEVICE)
     event = stream.record_event()
     x = torch.ones(3, device=DEVICE) + 1
     later = torch.Event(DEVICE)
     later.record(stream)
     stream.wait_event(event)
-    later.wait(stream)
+    stream.wait_event(module.Event())
+    later.wait(module.Stream(priority=-1))
     later.synchronize()
 
     assert event.query()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import linecache
 import re
 import sys
@@ -26,12 +27,14 @@ from lazyrt.execution import cache_miss, replicas
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import optimizer_state
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.provenance import is_library, site_of, user_site
 from lazyrt.frontend.reads import snapshot
 from lazyrt.ir.live import Buffer, lock, pending
+from lazyrt.ir.node import walk
 from lazyrt.lowering import collectives
+from lazyrt.lowering.collectives import is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -160,7 +163,9 @@ def _reduction(options: Any) -> str:
     return name
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # whose stubs know the overloads of C++ alone
+# Their stubs know the overloads of C++ alone.
+_ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = dist.Work
 
 
 def _has_taken(target: torch.Tensor, value: torch.Tensor) -> bool:
@@ -169,7 +174,7 @@ def _has_taken(target: torch.Tensor, value: torch.Tensor) -> bool:
         return False
     with lock:
         own, found = state_of(target), state_of(value)
-        if own.is_pending or found.is_pending or not isinstance(own, Buffer):
+        if found.is_pending or not isinstance(own, Buffer):
             return False
         if own.type != found.base.type or not isinstance(found, Buffer):
             return False
@@ -177,10 +182,75 @@ def _has_taken(target: torch.Tensor, value: torch.Tensor) -> bool:
         return True
 
 
+def _comes_last(result: torch.Tensor) -> bool:
+    """Return whether a collective is recorded behind the others of the step, and so is none of them."""
+    with lock:
+        node = value_of(result).node
+        if node is None:  # it has run
+            return True
+        if node.id <= pending.last_collective:
+            return False
+        pending.last_collective = node.id
+        return True
+
+
+_COLLECTORS = {"full_tensor", "_gather_state_dict"}
+
+
+def _collects_parts() -> bool:
+    """Return whether torch calls for the whole of a sharded tensor, which one rank alone may read."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _COLLECTORS and is_library(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _run_with_step(results: Iterable[torch.Tensor]) -> None:
     """Let the step compute results that this rank does not read, as the other ranks do."""
     with lock:
         pending.transient += [state_of(result).base for result in results]
+
+
+def _check_alike(name: str, tensors: Iterable[torch.Tensor]) -> None:
+    """Check that tensors have one shape.
+
+    Raises:
+        NoEquivalentError: They have several.
+    """
+    shapes = {tuple(each.shape) for each in tensors}
+    if len(shapes) > 1:
+        raise NoEquivalentError(
+            f"{name} of tensors of the shapes {', '.join(map(str, sorted(shapes)))} has no "
+            "equivalent: all parts of a program are equal. Pad them to one shape."
+        )
+
+
+_messages: list[tuple[tuple[Any, ...], Callable[[], None]]] = []
+
+
+class _Message(_Work):  # type: ignore[misc]
+    """What isend and irecv return.
+
+    The first one that is waited for records all of them, sorted alike on all ranks: a ring whose
+    ranks all send first would wait for ever.
+    """
+
+    def wait(self, _timeout: Any = None) -> bool:
+        """Record the messages that nobody has waited for."""
+        while _messages:
+            found = sorted(_messages, key=lambda message: message[0])
+            _messages.clear()
+            for _, record in found:
+                record()
+        return True
+
+    is_completed = is_success = wait
 
 
 class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
@@ -226,27 +296,60 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _set_default_backend(self, kind: Any) -> None:
         pass
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(compat.DEVICE_TYPE), torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> LazyProcessGroup:
+        return self
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        pass
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        return compat.finished_work(None)
+
     def _compute(
-        self, func: torch._ops.OpOverload, operand: torch.Tensor, *args: Any
+        self,
+        func: torch._ops.OpOverload,
+        operand: torch.Tensor,
+        *args: Any,
+        ranks: Sequence[int] = (),
     ) -> torch.Tensor:
         """Record a collective on a tensor of any device.
 
-        Integers that have data run at once: torch and programs exchange sizes and counts to read
-        them in the middle of a step.
+        What is exchanged to be read in the middle of a step runs at once: integers that have
+        data, such as sizes and counts; broadcasts of integers, for which other ranks only have
+        room; parts that torch collects to save them or show them.
+
+        Args:
+            func: The collective.
+            operand: What this rank gives.
+            args: Of the collective, without ranks and processes.
+            ranks: Who takes part; by default the group.
         """
+        group, whole = [*(ranks or self._ranks)], not _is_inexact(operand)
         with torch.no_grad():
             lazy = operand.detach().to(compat.DEVICE_TYPE).contiguous()
-            has_data = not state_of(lazy).is_pending
-            result = _kernel(func)(lazy, *args, [*self._ranks], self._processes)
-            if has_data and not (lazy.is_floating_point() or lazy.is_complex()):
-                with replicas.together():
-                    return snapshot(result)
+            if func is collectives.all_gather and _collects_parts():
+                whole = not any(map(is_collective, walk((value_of(lazy),))[0]))
+                lazy = snapshot(lazy) if whole else lazy
+            elif whole and func is collectives.broadcast:
+                lazy = snapshot(lazy)
+            at_once = whole and not state_of(lazy).is_pending
+            for turn in itertools.count():
+                result = _kernel(func)(lazy, *args, turn, group, self._processes)
+                if at_once:
+                    with replicas.together(user_site(2)):
+                        return snapshot(result)
+                if _comes_last(result):
+                    break
             return result
 
     def _write(self, targets: Iterable[torch.Tensor], values: Iterable[Any]) -> None:
         """Write results, which a tensor of another device waits for."""
         pairs = list(zip(targets, values, strict=True))
-        if not all(compat.is_lazy(target) for target, _ in pairs):
+        if any(state_of(v).is_pending and not compat.is_lazy(t) for t, v in pairs):
             barrier("a collective of CPU tensors", user_site(2))
         with torch.no_grad():
             for target, value in pairs:
@@ -324,9 +427,12 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Give all ranks the tensors of one."""
         source = int(getattr(opts, "rootRank", 0))
-        self._write(
-            tensors, [self._compute(collectives.broadcast, t, source) for t in tensors]
-        )
+        for each in tensors:
+            value = self._compute(collectives.broadcast, each, source)
+            if self.rank() != source or state_of(value).is_pending:
+                self._write([each], [value])
+            else:
+                _has_taken(each, value)
         return compat.finished_work([*tensors])
 
     def _allgather_base(
@@ -356,6 +462,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         """Collect the tensors of all ranks in lists."""
         for parts, one in zip(outputs, inputs, strict=True):
+            _check_alike("all_gather", (one, *parts))
             value = self._compute(collectives.all_gather, one.reshape(1, -1))
             self._write(parts, value.unbind(0))
         return compat.finished_work([list(parts) for parts in outputs])
@@ -420,11 +527,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Exchange equal tensors with all ranks."""
-        if len({tuple(each.shape) for each in (*inputs, *outputs)}) > 1:
-            raise NoEquivalentError(
-                "all_to_all of tensors of several shapes has no equivalent: all parts of a "
-                "program are equal. Pad them to one shape."
-            )
+        _check_alike("all_to_all", (*inputs, *outputs))
         value = self._compute(collectives.all_to_all, torch.stack([*inputs]))
         self._write(outputs, value.unbind(0))
         return compat.finished_work([*outputs])
@@ -437,23 +540,41 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         result.cpu()
         return compat.finished_work(None)
 
-    def _refuse(self, name: str) -> NoReturn:
-        raise NoEquivalentError(
-            f"dist.{name}() has no equivalent in lazyrt: all ranks run one program, and only some "
-            "of them would call it. Use broadcast, all_gather or all_to_all."
-        )
+    # -------------------------------------------------------------------- messages
 
-    def send(self, *_: Any) -> NoReturn:
-        """Refuse: one rank would run another program than the others."""
-        self._refuse("send")
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Any:
+        """Give another rank tensors, when it is waited for."""
+        return self._message(tensors, self.rank(), dst, tag)
 
-    def recv(self, *_: Any) -> NoReturn:
-        """Refuse: one rank would run another program than the others."""
-        self._refuse("recv")
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Any:
+        """Take tensors from another rank, when it is waited for."""
+        return self._message(tensors, src, self.rank(), tag)
+
+    def _message(
+        self, tensors: Sequence[torch.Tensor], src: int, dst: int, tag: int
+    ) -> Any:
+        """Note a broadcast of two ranks, for the first wait to record."""
+        source = self._ranks[src]
+        pair = sorted((source, self._ranks[dst]))
+
+        def record() -> None:
+            for each in tensors:
+                place = pair.index(source)
+                value = self._compute(collectives.broadcast, each, place, ranks=pair)
+                if self.rank() == dst:
+                    self._write([each], [value])
+                else:
+                    _run_with_step([value])
+
+        _messages.append(((pair, source, tag), record))
+        return _Message()
 
     def recv_anysource(self, *_: Any) -> NoReturn:
-        """Refuse: one rank would run another program than the others."""
-        self._refuse("recv")
+        """Refuse: a program names the ranks that exchange."""
+        raise NoEquivalentError(
+            "dist.recv() from any rank has no equivalent in lazyrt: a program names the ranks that "
+            "exchange data. Name the rank with `src=`."
+        )
 
     # torch 2.13 asks for some by other names, too.
     all_gather_single = _allgather_base

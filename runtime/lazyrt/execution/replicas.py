@@ -23,16 +23,14 @@ import warnings
 import zlib
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.numbers import plural
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import ReplicaError, ReplicaWarning, UsageError
 from lazyrt.ir.fingerprint import Canonical
-from lazyrt.ir.node import Value, type_text
 from lazyrt.lowering.collectives import group_of, is_collective
-from lazyrt.lowering.emit import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -259,9 +257,10 @@ def note_boundary(cause: str, site: SourceLocation | None) -> None:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Let a peek in the block run collectives: all ranks take it."""
+def together(site: SourceLocation | None) -> Iterator[None]:
+    """Let a peek in the block run collectives: all ranks take it, from a line of the program."""
     global _is_together
+    note_boundary("run at once", site)
     _is_together = True
     try:
         yield
@@ -403,6 +402,14 @@ class _Sum:
         self._store.add(self._key, 1)
 
 
+class _Line(NamedTuple):
+    """A collective of a program: its ranks, what it does, where it was recorded."""
+
+    ranks: _Ranks
+    call: str
+    where: str
+
+
 class _Guard:
     """Compares the collectives that ranks are about to launch.
 
@@ -414,17 +421,27 @@ class _Guard:
     """
 
     def __init__(self, of: Canonical | Spec, hlo: str) -> None:
-        self._lines: dict[_Ranks, list[str]] = {}
         if isinstance(of, Canonical):
             nodes = sorted(filter(is_collective, of.nodes), key=lambda node: node.id)
-            for node in nodes:
-                if len(group_of(node)) > 1:
-                    self._lines.setdefault(group_of(node), []).append(_described(node))
+            found = [
+                _Line(group_of(node), _called(node.spec), _where(node))
+                for node in nodes
+                if len(group_of(node)) > 1
+            ]
             what = f"{plural(len(of.nodes), 'op')}, {plural(len(nodes), 'collective')}"
         else:
-            self._lines[tuple(of.template[-2])] = [str(of)]
-            what = str(of)
+            found = [_Line(tuple(of.template[-2]), _called(of), "")]
+            what = found[0].call
         self._what = what
+        # Ranks that are in several groups together have to come to these in one order, too.
+        groups = {line.ranks for line in found}
+        both = {
+            tuple(sorted({*a} & {*b})) for a, b in itertools.combinations(groups, 2)
+        }
+        self._lines = {
+            ranks: [line for line in found if {*ranks} <= {*line.ranks}]
+            for ranks in sorted(groups | {ranks for ranks in both if len(ranks) > 1})
+        }
         compiled = [found.groups() for found in _COLLECTIVE.finditer(hlo)]
         self._digests = {
             ranks: _digest(ranks, lines, compiled)
@@ -560,7 +577,12 @@ class _Guard:
             age, line = here.last_beat(rank)
             where = f"; its main thread is at {line}" if line else ""
             end = here.end_of(rank)
-            if end:
+            if end == "done":
+                lines.append(
+                    f"rank {rank} has ended without an error, so it ran fewer steps. Give all "
+                    "ranks equally many batches: drop the last ones, or pad them."
+                )
+            elif end:
                 lines.append(f"rank {rank} has ended ({end}). Look at its own output.")
             elif rank in dead:
                 lines.append(
@@ -586,7 +608,7 @@ class _Guard:
         # The first rank of each program publishes its collectives for the comparison.
         key = f"lazyrt/program/{'-'.join(map(str, ranks))}/{number}"
         if here.rank in [those[0] for those in groups.values()]:
-            text = "\n".join(self._lines[ranks])
+            text = "\n".join(f"{each.call}{each.where}" for each in self._lines[ranks])
             here.store.set(f"{key}/{here.rank}", zlib.compress(text.encode(), 1))
         first_line = (
             f"the ranks are about to launch {len(groups)} programs at launch {number}"
@@ -602,8 +624,9 @@ class _Guard:
         )
         lines.append(
             _mend(said.values())
-            or "All ranks must run the same collectives in the same order: let no rank skip one, and "
-            "give tensors that are reduced one shape on all ranks."
+            or "All ranks must run the same collectives in the same order: let no rank skip one, give "
+            "tensors that are reduced one shape on all ranks, and all ranks equally many batches (drop "
+            "or pad the last ones, as Join does not run here)."
         )
         return "\n".join(lines)
 
@@ -637,10 +660,10 @@ def _warn_of_condition(own: _Launch) -> None:
 
 
 def _digest(
-    ranks: _Ranks, lines: list[str], compiled: Iterable[tuple[str, ...]]
+    ranks: _Ranks, lines: list[_Line], compiled: Iterable[tuple[str, ...]]
 ) -> str:
     """Return a digest of a program's collectives of one group, recorded and compiled."""
-    kinds = [line.partition(" at ")[0].rpartition("/")[2] for line in lines]
+    kinds = [line.call for line in lines]
     own = "{" + ",".join(map(str, ranks)) + "}"
     for type_, kind, groups in compiled:
         if own in groups or "{{" not in groups:  # else it is another group's
@@ -648,23 +671,18 @@ def _digest(
     return hashlib.blake2b("\n".join(kinds).encode()).hexdigest()[:16]
 
 
-def _described(node: Any) -> str:
-    site = node.provenance.site
-    types = ", ".join(
-        _constant(arg)
-        if not isinstance(arg, Value)
-        else type_text(arg.shape, arg.dtype)
-        for arg in node.args[:-1]
-    )
-    label = label_of(node).replace("lazyrt.", "").replace(".default", "")
-    return f"{label}({types}){f' at {site}' if site else ''}"
+def _called(spec: Spec) -> str:
+    """Return a collective as its call: kind, type, numbers and ranks."""
+    _, *rest, _turn, ranks, _processes = spec.template
+    args = [*map(str, rest), str(tuple(ranks))]
+    name = spec.name.removeprefix("lazyrt.").removesuffix(".default")
+    return f"{name}({', '.join([str(spec.operands[0]), *args])})"
 
 
-def _constant(arg: Any) -> str:
-    """Return an argument of a node; a number is kept with its type."""
-    if isinstance(arg, tuple) and len(arg) == 2 and isinstance(arg[0], type):  # noqa: PLR2004
-        return str(arg[1])
-    return str(arg)
+def _where(node: Node) -> str:
+    origin = node.provenance
+    module = f" in {origin.path}" if origin.path else ""
+    return f"{module}{f' at {origin.site}' if origin.site else ''}"
 
 
 def _program(here: World, key: str, rank: int) -> list[str]:

@@ -9,7 +9,7 @@ import mmap
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -70,7 +70,8 @@ _stream_libraries: list[torch.library.Library] = []
 def install(synchronize: Callable[[], None]) -> None:
     """Answer for the accelerator; `synchronize` runs what is pending and waits for the device."""
     library = torch.library.Library("aten", "IMPL")
-    library.impl("_pin_memory", _pinned, "CPU")
+    for key in ("CPU", "AutogradCPU"):
+        library.impl("pin_memory", _pinned, key)
     _stream_libraries.append(library)
     compat.patch_accelerator(
         synchronize=synchronize,
@@ -102,59 +103,20 @@ def _refuse(name: str) -> None:
 # copies overlap with computation, are for XLA to find.
 
 
-class Stream:
+class Stream(torch.Stream):
     """The device's one stream: what is recorded first is first."""
 
-    device_index = device_type = stream_id = 0
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    @property
-    def device(self) -> torch.device:
-        """The device."""
-        return torch.device(compat.DEVICE_TYPE)
-
-    def wait_stream(self, stream: object) -> None:
-        """Do nothing: the order is that of the program."""
-
-    def wait_event(self, event: object) -> None:
-        """Do nothing: the order is that of the program."""
-
-    def record_event(self, event: Event | None = None) -> Event:
-        """Return an event."""
-        return event or Event()
-
-    def query(self) -> bool:
-        """Return True: whoever reads gets what was computed."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing: a read waits for what it reads."""
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Return the stream, whatever priority is asked for."""
+        return super().__new__(cls, torch.device(compat.DEVICE_TYPE))
 
 
-class Event:
+class Event(torch.Event):
     """A place in the device's one stream."""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def record(self, _stream: object = None) -> Event:
-        """Return the event."""
-        return self
-
-    def wait(self, stream: object = None) -> None:
-        """Do nothing: the order is that of the program."""
-
-    def query(self) -> bool:
-        """Return True: whoever reads gets what was computed."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing: a read waits for what it reads."""
-
-
-STREAM = Stream()
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Return an event of the device; it times nothing."""
+        return super().__new__(cls, torch.device(compat.DEVICE_TYPE))
 
 
 # --------------------------------------------------------------------- the device guard
@@ -164,7 +126,7 @@ STREAM = Stream()
 # 2.7 µs more. So the entry in c10's registry becomes a copy of the meta device's table, in which
 # questions for a device or a stream are answered by "device lazyrt:0, stream 0", and those for events
 # by "yes": on one stream nothing is out of order. `pin_memory=True` gets the CPU's memory, by a table
-# of the same kind. The layout is that of torch 2.13 on the Itanium C++ ABI; elsewhere torch's own
+# of the same kind, and all memory is pinned: DistributedDataParallel and `fully_shard` insist on it. The layout is that of torch 2.13 on the Itanium C++ ABI; elsewhere torch's own
 # guard stays, with a warning.
 
 
@@ -178,7 +140,7 @@ _HOOKS = "_ZN2at6detail19getPrivateUse1HooksEv"
 _HOOKS_TABLE = "_ZTVN2at25PrivateUse1HooksInterfaceE"
 _CPU_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"
 _HEADER = 2  # what stands in front of a table's functions
-_PINNED_ALLOCATOR, _HOOKS_SIZE = 12, 17
+_IS_PINNED, _PINNED_ALLOCATOR, _HOOKS_SIZE = 11, 12, 17
 _SHARED = slice(5, 11)  # what a Python backend's hooks inherit
 # type, exchangeDevice, getDevice, getStream, getDefaultStream, getStreamFromGlobalPool,
 # getNewStream, exchangeStream
@@ -276,8 +238,10 @@ def pin_as_the_cpu_allocates() -> bool:
     if table[_HEADER:][_SHARED] != torchs_own[_HEADER:][_SHARED]:  # another layout
         return False
     table[_HEADER + _PINNED_ALLOCATOR] = allocator
+    table[_HEADER + _IS_PINNED] = _executable(_YES[platform.machine()])
     _kept_alive.extend((table, c10))
     hooks[0] = ctypes.addressof(table) + inherited - first
+    torch.empty(0, pin_memory=True)  # before it, torch says that nothing is pinned
     return True
 
 
@@ -305,7 +269,7 @@ _LEFT_TO_TORCH = frozenset(
 
 def _current_stream(device: Any = None) -> Stream:
     """Return the device's one stream."""
-    return STREAM
+    return Stream()
 
 
 class DeviceModule:

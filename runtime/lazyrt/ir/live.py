@@ -74,13 +74,14 @@ class RanAlone(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much a pending step has numbered so far."""
+    """How much a pending step has numbered so far, and its last collective."""
 
     inputs: int = 0
     floats: int = 0
     ints: int = 0
     rng: int = 0
     transient: int = 0
+    last_collective: int = -1
 
 
 class Buffer:
@@ -226,6 +227,8 @@ class PendingStep(StepInputs):
             buffers they came from, by position. `sources` are the executions that made them,
             with the number of the result: a buffer may be gone when somebody asks.
         transient: Buffers of CPU numbers that ops read; they live as long as the step.
+        last_collective: The `id` of the node that exchanges data with other processes last; -1
+            before the first. They run in this order.
         peeks: What peeks there were, and `peeked` which of them ran a node first.
         writes: In-place ops.
         runs: How often op-by-op mode has run each node, once it has run any.
@@ -244,6 +247,7 @@ class PendingStep(StepInputs):
         self.sources: dict[int, tuple[Any, int]] = {}
         self.owners: dict[int, weakref.ref[Buffer]] = {}
         self.transient: list[Buffer] = []
+        self.last_collective = -1
         self.runs: dict[Node, int] = {}
         self.peeks: list[tuple[str, SourceLocation | None, int]] = []
         self.peeked: dict[Node, int] = {}
@@ -284,6 +288,7 @@ class PendingStep(StepInputs):
             len(self.ints),
             len(self.rng),
             len(self.transient),
+            self.last_collective,
         )
 
     def cut_back(self, sizes: Sizes) -> None:
@@ -296,6 +301,7 @@ class PendingStep(StepInputs):
         del self.ints[sizes.ints :]
         del self.rng[sizes.rng :]
         del self.transient[sizes.transient :]
+        self.last_collective = sizes.last_collective
         if not (sizes.inputs or sizes.floats or sizes.ints or sizes.rng):
             _leave_place()
 
@@ -312,6 +318,7 @@ class PendingStep(StepInputs):
         self.ints = []
         self.rng = []
         self.transient = []
+        self.last_collective = -1
         self.memo = {}
         self.memo_bytes = 0
         self.runs = {}

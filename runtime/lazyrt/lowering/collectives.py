@@ -2,7 +2,8 @@
 
 Each process runs the same program on its own data, and XLA's cross-replica collectives join them.
 An op's `ranks` are the processes that take part, of so many `processes`: both are a part of the
-graph's key. A program has a replica for each process, and only those that take part launch it.
+graph's key. Its `turn` keeps equal ones of a step apart: what one process has alike, such as empty
+tensors that are to be filled, another has not. A program has a replica for each process, and only those that take part launch it.
 """
 
 # A rule's parameters are those of the op's schema.
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from lazyrt.lowering.context import OpContext
 
 _SCHEMAS = (
-    "all_reduce(Tensor self, str reduction, int[] ranks, int processes) -> Tensor",
-    "all_gather(Tensor self, int[] ranks, int processes) -> Tensor",
-    "reduce_scatter(Tensor self, str reduction, int[] ranks, int processes) -> Tensor",
-    "all_to_all(Tensor self, int[] ranks, int processes) -> Tensor",
-    "broadcast(Tensor self, int source, int[] ranks, int processes) -> Tensor",
+    "all_reduce(Tensor self, str reduction, int turn, int[] ranks, int processes) -> Tensor",
+    "all_gather(Tensor self, int turn, int[] ranks, int processes) -> Tensor",
+    "reduce_scatter(Tensor self, str reduction, int turn, int[] ranks, int processes) -> Tensor",
+    "all_to_all(Tensor self, int turn, int[] ranks, int processes) -> Tensor",
+    "broadcast(Tensor self, int source, int turn, int[] ranks, int processes) -> Tensor",
 )
 NAMES = frozenset(f"lazyrt.{schema.partition('(')[0]}.default" for schema in _SCHEMAS)
 
@@ -58,11 +59,11 @@ _types.impl("all_to_all", _same)
 _types.impl("broadcast", _same)
 _types.impl(
     "all_gather",
-    lambda self, ranks, processes: _resized(self, self.shape[0] * len(ranks)),
+    lambda self, turn, ranks, processes: _resized(self, self.shape[0] * len(ranks)),
 )
 _types.impl(
     "reduce_scatter",
-    lambda self, reduction, ranks, processes: _resized(
+    lambda self, reduction, turn, ranks, processes: _resized(
         self, self.shape[0] // len(ranks)
     ),
 )
@@ -215,7 +216,7 @@ def _lowers(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         @lowers(f"lazyrt.{name}.default")
         def lower(ctx: OpContext, self: Any, *args: Any) -> Any:
-            *rest, ranks, processes = args
+            *rest, _turn, ranks, processes = args
             if len(ranks) == 1:
                 return self
             return rule(self, *rest, groups_with(ranks, processes))
