@@ -629,3 +629,21 @@ def test_a_number_that_torch_compile_takes_as_an_input_is_told_by_its_guard_alon
 
     assert explanation is not None
     assert "`self.factor` is 2.0, was 1.0" in str(explanation.causes[0])
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_numbers_of_several_compiled_functions_stay_constants():
+    cold_start()
+    doubled = torch.compile(lambda x: x * 2, backend="lazyrt")
+    tripled = torch.compile(lambda x: x * 3, backend="lazyrt")
+    x = torch.ones(3, device=DEVICE)
+    lazyrt.mark_step()
+
+    inputs = []
+    for function in (doubled, tripled):
+        result = function(x)
+        inputs.append(lazyrt.pending_graph(result).canonical.ints)
+        lazyrt.mark_step()
+
+    assert inputs == [(), ()]
+    assert result.tolist() == [3.0, 3.0, 3.0]

@@ -18,6 +18,7 @@ each call, and the numbers that the device reads of them are inputs of the step.
 from __future__ import annotations
 
 import gc
+import itertools
 import operator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -347,7 +348,10 @@ class _Mixed:
         self._take_holders = picker(map(place, holders))
         code = _part(graph, [*inputs, *numbers], device, recorded)
         self._device = _recorded(code, inputs, device, numbers)
-        starts = dict(zip(holders, _starts(holders), strict=True))
+        sizes = (holder.meta["val"].numel() for holder in holders)
+        starts = dict(
+            zip(holders, itertools.accumulate(sizes, initial=0), strict=False)
+        )
         self._take_numbers = picker(starts[_holder(n)] + _index(n) for n in numbers)
         self._constants = constants
         self._take_targets = picker(place(node.args[0]) for node in writes)
@@ -382,14 +386,6 @@ def _index(number: torch.fx.Node) -> int:
     """Return which element of its holder a number is."""
     index: Any = 0 if _holder(number) is number else number.args[1]
     return int(index)
-
-
-def _starts(holders: Sequence[torch.fx.Node]) -> Iterator[int]:
-    """Yield where the elements of each of some vectors begin, in a row of all."""
-    start = 0
-    for node in holders:
-        yield start
-        start += node.meta["val"].numel()
 
 
 def _part(

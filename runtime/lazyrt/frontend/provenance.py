@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,12 @@ class Original:
     Attributes:
         stack: The program's frames, the innermost last; without cells' numbers.
         module: Qualified name of the module that called it, empty outside of modules.
+        rank: Its number among the graph's ops of its line.
     """
 
     stack: tuple[SourceLocation, ...]
     module: str
+    rank: int
 
 
 _lines: dict[str, dict[int, Original]] = {}
@@ -74,8 +76,9 @@ def note_generated_lines(graph: torch.fx.GraphModule) -> None:
     nodes = list(graph.graph.nodes)
     first: int = getattr(graph, "_prologue_start", 0)
     numbers: dict[int, int | None] = getattr(graph, "_lineno_map", None) or {}
+    ranks: Counter[SourceLocation | None] = Counter()
     _lines[filename] = {
-        first + line: _original(nodes[number])
+        first + line: _original(nodes[number], ranks)
         for line, number in numbers.items()
         if number is not None and nodes[number].op.startswith("call_")
     }
@@ -83,9 +86,11 @@ def note_generated_lines(graph: torch.fx.GraphModule) -> None:
     weakref.finalize(graph, _lines.pop, filename, None).atexit = False
 
 
-def _original(node: torch.fx.Node) -> Original:
+def _original(node: torch.fx.Node, ranks: Counter[SourceLocation | None]) -> Original:
     stack = tuple(_sites_in(node.meta.get("stack_trace") or ""))
-    return Original(stack, _module(node.meta))
+    line = stack[-1] if stack else None
+    ranks[line] += 1
+    return Original(stack, _module(node.meta), ranks[line])
 
 
 def _sites_in(trace: str) -> Iterator[SourceLocation]:
@@ -195,15 +200,22 @@ def user_lines(depth: int = 1, most: int = 8) -> tuple[SourceLocation, ...]:
     return tuple(itertools.islice(users, most))
 
 
-def call_site(depth: int = 1) -> tuple[CodeType, int] | None:
+def call_site(depth: int = 1) -> tuple[object, int] | None:
     """Return code and line of the innermost frame that is not lazyrt's own.
 
-    Unlike `user_site` this may be a line of torch, such as one in an optimizer.
+    Unlike `user_site` this may be a line of torch, such as one in an optimizer. An op of a compiled
+    graph has the line that was captured, and its rank there, in whichever graph that is.
     """
+    innermost = None
     for frame in outward(sys._getframe(depth)):
-        if not is_own(frame.f_code):
-            return frame.f_code, frame.f_lineno
-    return None
+        found, code = original(frame), frame.f_code
+        if found is not None:
+            return found.stack[-1:], found.rank
+        if not is_own(code):
+            innermost = innermost or (code, frame.f_lineno)
+            if not code.co_filename.startswith(_TORCH):
+                break
+    return innermost
 
 
 def is_own(code: CodeType) -> bool:

@@ -29,11 +29,9 @@ from lazyrt.frontend.finalisers import note_kernel, over_limit
 from lazyrt.frontend.record import functional, note_recorded, operation
 from lazyrt.frontend.torch_compat import (
     aten,
-    create_empty_tensor,
     fills_new_memory,
     increment_version,
     is_followed,
-    restrided,
 )
 from lazyrt.ir.live import (
     Buffer,
@@ -467,9 +465,7 @@ def _repeat(
     if outcome.draws:
         draw(outcome.draws)
     buffers = pending.buffers
-    for (
-        value
-    ) in outcome.buffers:  # what `Buffer` and `View` do, without calls of theirs
+    for value in outcome.buffers:  # what `Buffer` does, without a call of it
         buffer = _new(Buffer)
         buffer.value = value
         buffer.data = buffer.meta = None
@@ -483,7 +479,7 @@ def _repeat(
         view.base = base = below.base
         view._version = base.version
         states.append(view)
-    made = [_tensor(states[slot], value) for slot, value in outcome.tensors]
+    made = [wrap(states[slot], value) for slot, value in outcome.tensors]
     for position, value in outcome.writes:
         state = states[position]
         if state.__class__ is Buffer:  # what `write` does
@@ -505,16 +501,6 @@ def _repeat(
     if len(buffers) + pending.writes > config.max_pending_nodes > 0:
         over_limit()
     return outcome.pick((*args, *made, *outcome.others))
-
-
-def _tensor(state: State, value: Value) -> torch.Tensor:
-    if state.offset:
-        return wrap(state, value)
-    tensor = create_empty_tensor(value.shape, value.dtype)
-    tensor.untyped_storage()._lazyrt = state  # type: ignore[attr-defined]
-    if value.strides is None:
-        return tensor
-    return restrided(tensor, value.shape, value.strides)
 
 
 # What a finaliser does in the middle of them, it does in the middle of an op.
