@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
-from lazygraph.explain.compare import position
-from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
+from lazygraph.explain.compare import is_view, position
+from lazygraph.explain.facts import (
+    dtype_of,
+    in_scope,
+    lbfgs,
+    lists,
+    prefixes,
+    shape_of,
+    update_lines,
+)
 from lazygraph.explain.sentences import at, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
@@ -328,15 +336,18 @@ _add_modules(
 
 def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
     """Return the modules that were called, by the names of their parameters where they have any."""
-    side = c.b if claims[0].fact.is_new else c.a
-    names = side.snapshot.leaf_names.values()
-    paths = {name.text.rpartition(".")[0] for name in names if name.holder == "module"}
+    paths = _module_paths(c.b if claims[0].fact.is_new else c.a)
     scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
-    known = {
-        scope: next((path for path in sorted(paths) if in_scope(scope, path)), "")
-        for scope in scopes
-    }
-    return _called(c, claims, [known[scope] or scope for scope in scopes])
+    known = [[path for path in paths if in_scope(scope, path)] for scope in scopes]
+    names = zip(scopes, known, strict=True)
+    return _called(
+        c, claims, [max(found, key=len, default=scope) for scope, found in names]
+    )
+
+
+def _module_paths(side: Side) -> list[str]:
+    """Return what the user calls modules that have parameters, and those around them."""
+    return sorted({path for name in side.names for path in prefixes(name)})
 
 
 @cause(
@@ -370,8 +381,7 @@ def _ran(side: Side, row: Row) -> bool:
     The outermost module's scope is its class: what its function records is in the same function.
     """
     scope, site = row.more["scope"], row.site
-    paths = {name.rpartition(".")[0] for name in side.names}
-    is_outermost = not any(in_scope(scope, path) for path in paths)
+    is_outermost = not any(in_scope(scope, path) for path in _module_paths(side))
     return any(
         vertex.scope == scope
         or vertex.scope.startswith(f"{scope}.")
@@ -388,13 +398,25 @@ def _ran(side: Side, row: Row) -> bool:
 def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
     """Return how a sentence names modules that one side calls: several parts of one are one."""
     fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
-    many = len(set(names)) > 1
+    other = c.a if claims[0].fact.is_new else c.b
+    known = {name for side in (c.a, c.b) for name in _module_paths(side)}
+    names = [_outermost(name, other) if name in known else name for name in names]
+    names = list(dict.fromkeys(names))
+    many = len(names) > 1
     forms = {
         "s": "s" if many else "",
         "is_": "are" if many else "is",
         "was": "were" if many else "was",
     }
     return {**fields, **forms, "paths": listed(names), "variable": names[0]}
+
+
+def _outermost(module: str, other: Side) -> str:
+    """Return the outermost module around one of which the other side reads no parameter either."""
+    parent = module.rpartition(".")[0]
+    if not parent or any(name.startswith(f"{parent}.") for name in other.read):
+        return module
+    return _outermost(parent, other)
 
 
 def _paths(c: Comparison, claims: list[Claim]) -> Fields:
@@ -517,10 +539,16 @@ def _update(c: Comparison, fact: Fact) -> bool:
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
     if fact.row.name not in other.names:
         return False
-    # What a module that is not called would read is not updated.
+    # A parameter whose gradient follows from what the forward pass has alone is updated by that.
+    lines = update_lines(side)
     leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
-    readers = [user for leaf in leaves for user in side.users[leaf]]
-    return not any(_is_alone(side[user].scope, other) for user in readers)
+    near = {user for leaf in leaves for user in side.users[leaf]}
+    near |= side.ancestors(fact.row.vertices, side.unmatched.__contains__).keys()
+    return not any(
+        k in side.unmatched
+        and not (side[k].backward or side[k].is_leaf or position(side[k].site) in lines)
+        for k in near
+    )
 
 
 @cause(
@@ -597,16 +625,20 @@ _STATE_FIX = (
     group=_direction,
     more=_new_or_gone("not ", "", "not_before", "not_now"),
     says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
-    "{not_before}of {graph_before}: gradients accumulate over steps",
+    "{not_before}of {graph_before}: gradients accumulate over steps (read{at})",
     fix="nothing to do where it comes back: the first batch of an update and the later ones are one "
-    "graph each; `zero_grad(set_to_none=False)` makes it one graph for all",
+    "graph each; `zero_grad(set_to_none=False)` in each step makes it one graph for all",
 )  # fmt: skip
 def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
     if not (fact.is_new or fact.is_gone) or fact.row.more["holder"] != "gradient":
         return False
-    # What clips or updates reads a gradient too; backward adds to it.
-    side = c.b if fact.is_new else c.a
-    return any(side[user].backward for user in side.users[fact.row.vertices[0]])
+    return _is_accumulated(c.b if fact.is_new else c.a, fact.row)
+
+
+def _is_accumulated(side: Side, row: Row) -> bool:
+    """Return whether backward adds to an input; what clips or updates reads a gradient too."""
+    behind = side.downstream(row.vertices, lambda _: True)
+    return row.more["holder"] == "gradient" and any(side[k].backward for k in behind)
 
 
 def _with_replaced(c: Comparison, fact: Fact) -> Closure:
@@ -618,10 +650,14 @@ def _with_replaced(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
-cause(
+@cause(
     "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
-)(_always)  # fmt: skip
+)  # fmt: skip
+def _was_result(c: Comparison, fact: Fact) -> bool:
+    """Return whether no other row says it: of a list's item, or of a gradient that grows."""
+    items = {leaf for row in lists(c.b).values() for leaf in row.vertices}
+    return not (_is_accumulated(c.b, fact.row) or items.intersection(fact.row.vertices))
 
 
 @cause(
@@ -674,20 +710,40 @@ for _kind, _of, _part, _fix in (
     )(lambda c, fact, part=_part: _differs(fact, part))  # fmt: skip  # noqa: ARG005
 
 
-def _split(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    """Return how the first of some inputs is split over devices, and how it was."""
-    old, new = claims[0].fact.before, claims[0].fact.now
-    assert old is not None
-    assert new is not None
-    return {"split": new.value[2] or "whole", "was_split": old.value[2] or "whole"}
+def _laid_out(c: Comparison, fact: Fact) -> Closure:
+    """What gives elements in another order, wherever behind the rows: other ops do not differ."""
+    found = spread.Closure()
+    for side, row, into, _ in found.parts(c, fact):
+        behind = side.downstream(row.vertices, lambda _: True).items()
+        into.update(
+            {k: d for k, d in behind
+             if k in side.free and (is_view(side[k]) or "stride" in side[k].op)}
+        )  # fmt: skip
+    return found
+
+
+def _arranged(part: int) -> Callable[[Comparison, list[Claim]], Fields]:
+    """Return fields of how the first of some inputs is laid out, over devices or in memory."""
+
+    def more(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+        rows = claims[0].fact.before, claims[0].fact.now
+        was, is_now = (row.value[part] or "whole" if row else "" for row in rows)
+        return {"before": was, "now": is_now}
+
+    return more
 
 
 for _of in ("parameter", "input", "state"):
     cause(
-        "sharding", of=_of, spread=spread.downstream, more=_split,
-        says=f"sharding of {_of} {{called}} is {{split}}, was {{was_split}}{{others}}",
+        "sharding", of=_of, spread=spread.downstream, more=_arranged(2),
+        says=f"sharding of {_of} {{called}} is {{now}}, was {{before}}{{others}}",
         fix="shard a tensor once, before the loop, and each batch alike: each sharding costs a compile",
     )(lambda c, fact: _differs(fact, 2))  # fmt: skip  # noqa: ARG005
+    cause(
+        "memory_format", of=_of, spread=_laid_out, more=_arranged(3),
+        says=f"memory format changed: {_of} {{called}} is {{now}}, was {{before}}{{others}}",
+        fix="use one memory format for all batches and the model, as by `x.contiguous()` before the copy",
+    )(lambda c, fact: _differs(fact, 3))  # fmt: skip  # noqa: ARG005
 
 
 # Modes, loops, random numbers -------------------------------------------------------------------
@@ -844,7 +900,16 @@ def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fix="draw as many random numbers in each step; each number costs one compile",
 )  # fmt: skip
 def _random(c: Comparison, fact: Fact) -> bool:
-    return fact.row.more["random"] and fact.row.more["scope"] not in c.switched
+    row, side = fact.row, c.a if fact.is_gone else c.b
+    if not row.more["random"] or row.more["scope"] in c.switched:
+        return False
+    # A part that is new and also draws is another path: most of it reads no random numbers.
+    found = _line_and_readers(c, fact)
+    behind = [
+        k for k in side.downstream(row.vertices, side.unmatched.__contains__)
+        if k in side.unmatched and not side[k].backward
+    ]  # fmt: skip
+    return 2 * sum(k in found.a or k in found.b for k in behind) >= len(behind)
 
 
 @cause(
@@ -903,16 +968,23 @@ def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 def _add_results(holds: Callable[[Fact], bool]) -> None:
     """Add the rows of results that one side alone has."""
-    for kind, is_new, says, fix in (
-        ("live_tensor", True, "is alive at the end of this step and was not in {graph_before}",
+    for kind, once, says, fix in (
+        ("live_tensor", None, "is alive at the end of this step and was not in {graph_before}",
          "log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "  # noqa: ISC004
          "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`"),
         ("live_tensor_gone", False, "was alive at the end of {graph_before} and is not now",
          "keep the same tensors alive at each boundary: drop it in every step or in none"),
+        ("live_tensor_gone", True, "was made in {graph_before} and is not made again",
+         "nothing to do: further steps are alike; or make it before the first step"),
     ):  # fmt: skip
 
-        def is_result(c: Comparison, fact: Fact, *, new: bool = is_new) -> bool:  # noqa: ARG001
-            return fact.is_new == new and holds(fact)
+        def is_result(c: Comparison, fact: Fact, *, once: bool | None = once) -> bool:  # noqa: ARG001
+            is_of = (
+                fact.is_new
+                if once is None
+                else fact.is_gone and fact.row.more["once"] == once
+            )
+            return is_of and holds(fact)
 
         cause(
             kind, of="result", spread=spread.dominated, more=_holder, fix=fix,  # type: ignore[arg-type]
@@ -1115,6 +1187,8 @@ def _constant(c: Comparison, fact: Fact) -> bool:
     is_regrouped = c.a.record.key.buckets != c.b.record.key.buckets
     if is_regrouped and new.op in spread.PACKING:
         return False
+    if None not in {old.site, new.site} and old.site.function != new.site.function:  # type: ignore[union-attr]
+        return False  # another function computes it now
     return _same_op(fact) and old.attrs != new.attrs and not _reads_tensor(fact)
 
 
@@ -1213,4 +1287,9 @@ cause(
 )(_always)  # fmt: skip
 
 
-_add_results(lambda fact: not fact.row.name or fact.row.more["moved"])
+# What new ops make and only the runtime keeps, such as a gradient, follows from those ops.
+_add_results(
+    lambda fact: (
+        fact.row.more["matched"] if not fact.row.name else fact.row.more["moved"]
+    )
+)

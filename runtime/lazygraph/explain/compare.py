@@ -235,6 +235,7 @@ class Comparison:
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
         self._pair_equal_values()
+        self._swap_equal_values()
         self._pair_same_slots()
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
@@ -292,6 +293,35 @@ class Comparison:
                 partner = found.pop(0)
                 self.a.partner[partner], self.b.partner[k] = k, partner
         del self.a.unmatched, self.b.unmatched
+
+    def _swap_equal_values(self) -> None:
+        """Pair ops of one line that do the same with the same operands, and not the other way round.
+
+        Matching counts all results of an op as one: it takes one gradient of a list for another.
+        """
+        a, b = self.a, self.b
+        same: dict[object, list[int]] = {}
+        for k, vertex in enumerate(a.vertices):
+            if a.partner[k] >= 0 and vertex.operands:
+                same.setdefault((vertex.label, vertex.operands), []).append(k)
+        for k, vertex in enumerate(b.vertices):
+            other = b.partner[k]
+            if other < 0 or not vertex.operands or self._is_equal(k):
+                continue
+            operands = tuple((b.partner[o], i) for o, i in vertex.operands)
+            for one in same.get((vertex.label, operands), ()):
+                left = a.partner[one]
+                at_line = position(a[one].site) == position(vertex.site)
+                if at_line and not self._is_equal(left):
+                    a.partner[one], a.partner[other] = k, left
+                    b.partner[k], b.partner[left] = one, other
+                    break
+
+    def _is_equal(self, k: int) -> bool:
+        """Return whether an op does the same as its partner, with partners of its operands."""
+        now, before = self.b[k], self.a[self.b.partner[k]]
+        operands = tuple((self.b.partner[o], i) for o, i in now.operands)
+        return now.label == before.label and operands == before.operands
 
     def _pair_same_slots(self) -> None:
         """Pair an op with the one that a reader's partner reads in its place, of the same line."""

@@ -280,7 +280,12 @@ def _input_row(side: Side, leaf: int) -> Row:
     name, origin = side.name(leaf), side.origin(leaf)
     type_ = side[leaf].types[0]
     return Row(
-        (shape_of(type_), dtype_of(type_), "".join(side[leaf].attrs)),
+        (
+            shape_of(type_),
+            dtype_of(type_),
+            "".join(side[leaf].attrs),
+            origin.memory_format if origin is not None else "",
+        ),
         type_,
         name.text if name is not None else "",
         (leaf,),
@@ -370,6 +375,12 @@ def results(comparison: Comparison) -> Iterator[Fact]:
                     "holder": name.holder if name else "",
                     "backward": side[vertex].backward,
                     "matched": partner >= 0,
+                    # Made of no data, as by `torch.zeros`, and not there in the other graph.
+                    "once": partner < 0
+                    and all(
+                        side[k].op != "data"
+                        for k in side.ancestors([vertex], lambda _: True)
+                    ),
                     "moved": partner >= 0 and position(sites[0]) != position(sites[1]),
                 },
             )
@@ -437,7 +448,8 @@ def lbfgs(side: Side) -> Table:
 # Modules ---------------------------------------------------------------------------------------
 
 
-def _prefixes(name: str) -> list[str]:
+def prefixes(name: str) -> list[str]:
+    """Return the modules around a parameter, the outermost first."""
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]
 
@@ -449,7 +461,7 @@ def modules(side: Side) -> Table:
     for name in sorted(
         side.snapshot.modules | {n.text for n in side.all_names if n.in_module}
     ):
-        for path in _prefixes(name):
+        for path in prefixes(name):
             owned.setdefault(path, []).append(name)
     leaves = {name.text: leaf for leaf, name in side.snapshot.leaf_names.items()}
     made = {name.text: side.roots[k][0] for k, name in side.snapshot.root_names.items()}
