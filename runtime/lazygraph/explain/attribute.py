@@ -135,7 +135,8 @@ def region(c: Comparison, fact: Fact) -> Closure:
 def call(c: Comparison, fact: Fact) -> Closure:
     """What a module records, and what reads nothing else."""
     found = line(c, fact)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
+    for side, row, into, _ in found.parts(c, fact):
+        into.update(dict.fromkeys({*row.vertices} & side.free, 0))
         for k in range(len(side.vertices)) if into else ():
             if k not in into and k in side.unmatched:
                 read = [o for o, _ in side[k].operands if not side[o].is_leaf]

@@ -543,6 +543,8 @@ def _update(c: Comparison, fact: Fact) -> bool:
     lines = update_lines(side)
     leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
     near = {user for leaf in leaves for user in side.users[leaf]}
+    if any(_is_alone(side[k].scope, other) for k in near):
+        return False
     near |= side.ancestors(fact.row.vertices, side.unmatched.__contains__).keys()
     return not any(
         k in side.unmatched
