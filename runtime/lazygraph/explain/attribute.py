@@ -133,10 +133,13 @@ def region(c: Comparison, fact: Fact) -> Closure:
 
 
 def call(c: Comparison, fact: Fact) -> Closure:
-    """What a module records, and what reads nothing else."""
+    """What a module records, the line that calls it, and what reads nothing else."""
     found = line(c, fact)
     for side, row, into, _ in found.parts(c, fact):
         into.update(dict.fromkeys({*row.vertices} & side.free, 0))
+        lines = {(position(row.site), row.more.get("scope", "").rpartition(".")[0])}
+        near = (k for k in side.unmatched if _line_of(side[k]) in lines)
+        into.update({k: 2 for k in near if into and not side[k].is_leaf})
         for k in range(len(side.vertices)) if into else ():
             if k not in into and k in side.unmatched:
                 read = [o for o, _ in side[k].operands if not side[o].is_leaf]

@@ -444,8 +444,22 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
         bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
         and any(position(side[user].site) not in updating for user in side.users[leaf])
-        and not any(_is_alone(side[user].scope, other) for user in side.users[leaf])
+        and not any(
+            _is_alone(side[user].scope, other) and side.partner[user] < 0
+            for user in side.users[leaf]
+        )
+        and not any(
+            other[k].is_leaf and other.partner[k] >= 0 for k in _in_place_of(c, fact)
+        )
     )
+
+
+def _in_place_of(c: Comparison, fact: Fact) -> set[int]:
+    """Return what the partners of an input's readers read in its place."""
+    leaf = fact.row.vertices[0]
+    if fact.is_new:
+        return {old for _, old, new in c.substitutions if new == leaf}
+    return {new for _, old, new in c.substitutions if old == leaf}
 
 
 def _is_alone(scope: str, other: Side) -> bool:
@@ -562,10 +576,11 @@ def _update(c: Comparison, fact: Fact) -> bool:
     "(`requires_grad_`) before the loop",
 )  # fmt: skip
 def _gradients(c: Comparison, fact: Fact) -> bool:
-    if fact.row.more["holder"] != "gradient":
+    other, parameter = c.a if fact.is_new else c.b, fact.row.name.rpartition(".")[0]
+    if fact.row.more["holder"] != "gradient" or fact.row.name in other.names:
         return False
-    names = (c.a if fact.is_new else c.b).names
-    return fact.row.name.rpartition(".")[0] in names and fact.row.name not in names
+    # One that is no parameter of the module any more has another name.
+    return parameter in other.names and parameter in other.read | other.snapshot.modules
 
 
 # Results of earlier steps -----------------------------------------------------------------------
@@ -573,7 +588,11 @@ def _gradients(c: Comparison, fact: Fact) -> bool:
 
 def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fields, steps = _numbers(claims[0].fact), sorted(claims[0].fact.row.more["steps"])
-    made = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    made = (
+        f", made in step{'s' if steps[1:] else ''} {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))},"
+        if steps
+        else ""
+    )
     items = plural(fields["now"], "item")
     return {
         **fields,
@@ -585,7 +604,7 @@ def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 @cause(
     "carried_over", of="list", spread=spread.region, more=_items,
-    says="{items} of the list `{name}`, made in {made}, {is_} of this step{at}, {before} in "
+    says="{items} of the list `{name}`{made} {is_} of this step{at}, {before} in "
     "{graph_before}",
     fix="empty the list before the step ends, as by a flush of buckets; or keep numbers "
     "(`losses.append(loss.item())` behind the step), or a running sum on the device: each length is "
@@ -771,9 +790,10 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
         for row in (claims[0].fact.before, claims[0].fact.now)
     ]
     if all(m.fact.is_new or m.fact.is_gone for m in claims):
-        # Dropout alone tells: with p=0 it records nothing, as in evaluation.
+        # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
         modes = [
-            f"{m} mode or with p=0" if m == "evaluation" else f"{m} mode" for m in modes
+            f"{m} mode or without dropout" if m == "evaluation" else f"{m} mode"
+            for m in modes
         ]
     else:
         modes = [f"{mode} mode" for mode in modes]
@@ -1000,6 +1020,12 @@ _add_results(_is_kept)
 # Numbers and arguments --------------------------------------------------------------------------
 
 
+_ONE_KIND = (
+    "write it in one way (`2.0`, not `2`) where it varies; further values of either kind compile "
+    "nothing"
+)
+
+
 def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
     readers = [
         c.b[user] for m in claims for k in m.fact.row.vertices for user in c.b.users[k]
@@ -1034,11 +1060,23 @@ def _number(c: Comparison, fact: Fact) -> bool:
 @cause(
     "lifted_number", of="number", spread=spread.downstream, more=_lifted,
     says="{number}{within}{at} {is_} {now}, {was} {before}",
-    fix="write it in one way (`2.0`, not `2`) where it varies; further values of either kind "
-    "compile nothing",
+    fix=_ONE_KIND,
 )  # fmt: skip
 def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.before is not None and fact.now is not None
+
+
+@cause(
+    "lifted_number", of="argument", spread=spread.alone, group=lambda fact: _call(fact),  # noqa: PLW0108
+    more=lambda c, claims: _argument(c, claims),  # noqa: PLW0108
+    says="a Python number, {argument}{at}, is {new}, was {old}", fix=_ONE_KIND,
+)  # fmt: skip
+def _number_is_constant(c: Comparison, fact: Fact) -> bool:
+    old, new = _vertices(fact)
+    pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
+    index = next((n for n, pair in pairs if pair[0] != pair[1]), -1)
+    kinds = {_operand_kind(c.a, old, index), _operand_kind(c.b, new, index)}
+    return _same_op(fact) and kinds == {"", "number"}
 
 
 @cause(
@@ -1071,10 +1109,12 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     """Return what an op was given and gives, before and now."""
     old, new = _vertices(claims[0].fact)
     pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
-    place, values = next(
+    index, values = next(
         ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
     )
-    place -= new.op in c.b.snapshot.random  # the state of random numbers comes first
+    place = index - (
+        new.op in c.b.snapshot.random
+    )  # the state of random numbers comes first
     name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
     called = name or c.source.parameter(new.op, place)
     types = [*zip(old.types, new.types, strict=False)]
@@ -1084,13 +1124,16 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     sizes = [*zip(shape_of(before), shape_of(now), strict=False)]
     other = tuple(pair for pair in sizes if pair[0] != pair[1])
     tensor = c.source.takes_tensor(new.op, place)
+    # Sizes that are given stand in the type already.
+    is_told = bool(called) and values[1].strip("[]").replace(" ", "") not in now
     return {
         "op": new.op,
         "at": at(new.site),
         "call": f"`{call}`" if (call := c.source.call(new.site, new.op)) else new.op,
         "argument": f"`{called}` of {new.op}" if called else f"argument {place} of {new.op}",
-        "old": _A_TENSOR.get(values[0], values[0]),
-        "new": _A_TENSOR.get(values[1], values[1]),
+        "old": _given(c.a, old, index),
+        "new": _given(c.b, new, index),
+        "argued": f" (`{called}` is {values[1]}, was {values[0]})" if is_told else "",
         "before_type": before,
         "now_type": now,
         "before_dtype": dtype_of(before),
@@ -1103,7 +1146,23 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     }  # fmt: skip
 
 
-_A_TENSOR = {OPERAND: "a tensor"}
+def _given(side: Side, vertex: Vertex, place: int) -> str:
+    """Return what an op was given for an argument: its text, `a tensor` or a number's `an input`."""
+    text = vertex.attrs[place] if place >= 0 else ""
+    return {"number": "an input", "tensor": "a tensor"}.get(
+        _operand_kind(side, vertex, place), text
+    )
+
+
+def _operand_kind(side: Side, vertex: Vertex, place: int) -> str:
+    """Return whether an argument is a `tensor` or a `number` of the graph; empty for a constant."""
+    if place < 0 or vertex.attrs[place] != OPERAND:
+        return ""
+    before = sum(attr.count(OPERAND) for attr in vertex.attrs[:place])
+    leaf = side[vertex.operands[before][0]].op
+    return "number" if leaf in {"float", "int"} else "tensor"
+
+
 _AS_TENSOR = (
     "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on varying"
 )
@@ -1119,7 +1178,7 @@ def _follows_too(fact: Fact) -> bool:
 
 @cause(
     "shape", of="argument", spread=spread.downstream, group=_call, more=_argument,
-    says="shape changed: {call}{at} is {now_type}, was {before_type}",
+    says="shape changed: {call}{at} is {now_type}, was {before_type}{argued}",
     fix="keep the size fixed, or pad to a fixed one",
 )  # fmt: skip
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001

@@ -552,7 +552,7 @@ _ITEM = re.compile(r"(.+?)(?:\[\d+\])+")
 
 @table("list")
 def lists(side: Side) -> Table:
-    """Lists whose items are results of earlier steps: how many the graph reads.
+    """Lists whose items were made before this step: how many the graph reads.
 
     An item whose next value the graph computes from it is state.
     """
@@ -560,13 +560,13 @@ def lists(side: Side) -> Table:
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
         origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
-        if item and origin and origin.step >= 0 and name.holder not in _OF_PROGRAM:
+        if item and origin and name.holder not in _OF_PROGRAM:
             made = roots.get(name.text)
             if made is None or made not in side.downstream([leaf], lambda _: True):
                 found.setdefault(item[1], []).append(leaf)
     return {
         name: Row(len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves),
-                  more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}})
+                  more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves} - {-1}})
         for name, leaves in found.items()
     }  # fmt: skip
 
