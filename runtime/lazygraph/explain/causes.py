@@ -277,7 +277,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
 for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
     cause(
         "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-        says=f"{{pair}} are {_now} now and were {_was}", fix=_ONE_TENSOR_FIX,
+        says=f"{{pair}} are {_now} now and were {_was}{{others}}", fix=_ONE_TENSOR_FIX,
     )(lambda c, fact, one=_was == "two": _are_inputs(c, fact) and _is_matched(c.b, fact.now) == one)  # fmt: skip
 
 
@@ -448,18 +448,21 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
             _is_alone(side[user].scope, other) and side.partner[user] < 0
             for user in side.users[leaf]
         )
-        and not any(
-            other[k].is_leaf and other.partner[k] >= 0 for k in _in_place_of(c, fact)
-        )
+        and not any(other.partner[k] >= 0 for k in _in_place_of(c, fact))
     )
 
 
 def _in_place_of(c: Comparison, fact: Fact) -> set[int]:
-    """Return what the partners of an input's readers read in its place."""
-    leaf = fact.row.vertices[0]
-    if fact.is_new:
-        return {old for _, old, new in c.substitutions if new == leaf}
-    return {new for _, old, new in c.substitutions if old == leaf}
+    """Return the inputs, or views of them, that stand where an input stood for its readers."""
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    views = side.downstream(
+        fact.row.vertices, lambda k: k in side.unmatched and is_view(side[k])
+    )
+    pairs = (
+        (new, old) if fact.is_new else (old, new) for _, old, new in c.substitutions
+    )
+    found = {two for one, two in pairs if one in views}
+    return {k for k in found if other[k].is_leaf or is_view(other[k])}
 
 
 def _is_alone(scope: str, other: Side) -> bool:
