@@ -684,21 +684,6 @@ def _was_result(c: Comparison, fact: Fact) -> bool:
     return not (_is_accumulated(c.b, fact.row) or items.intersection(fact.row.vertices))
 
 
-@cause(
-    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
-    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
-)  # fmt: skip
-def _was_computed(c: Comparison, fact: Fact) -> bool:
-    if fact.before is None or fact.now is None:
-        return False
-    origin = fact.now.more.get("origin")
-    if origin is None or origin.graph in c.parts:
-        return False
-    is_result = origin.step >= 0 and not origin.how
-    is_input = fact.before.value == "op" and fact.now.value == "input"
-    return is_input and is_result and fact.now.name not in c.a.read
-
-
 # Inputs -----------------------------------------------------------------------------------------
 
 
@@ -811,48 +796,6 @@ cause(
     fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
     "`.eval()` at the boundary of steps",
 )(_always)  # fmt: skip
-
-
-def _groups(side: Side, row: Row | None) -> set[frozenset[str]]:
-    """Return the names of the parameters that each op of an update gives anew, together."""
-    found: dict[int, set[str]] = {}
-    for rank, (vertex, _) in enumerate(side.roots):
-        name = side.root_name(rank)
-        if row and vertex in row.vertices and name and name.holder == "module":
-            found.setdefault(vertex, set()).add(name.text)
-    return {frozenset(names) for names in found.values()}
-
-
-def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:
-    fact = claims[0].fact
-    old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
-    before, now = _groups(c.a, fact.before), _groups(c.b, fact.now)
-    parts = []
-    if len(now) > len(before):
-        groups = [listed(names) for names in sorted(map(sorted, now - before))]
-        parts = [
-            f"{' apart from '.join(groups)} {'are' if groups[1:] else 'is'} updated"
-        ]
-    parts += [
-        f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
-        for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
-        if ops
-    ]  # fmt: skip
-    more = [op for op in old if op in new and new[op] != old[op]]
-    parts += [f"{new[op]} `{op}`, {old[op]} before" for op in more]
-    return {"ops": "; ".join(parts[:3])}
-
-
-@cause(
-    "update", of="update_ops", spread=spread.on_line, more=_optimizers_ops,
-    says="the optimizer{at} computes something else: {ops}",
-    fix="options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it "
-    "computes: set them before the loop; each choice costs a compile",
-)  # fmt: skip
-def _options(c: Comparison, fact: Fact) -> bool:
-    # Of other parameters an update has other ops: they follow.
-    both = fact.before is not None and fact.now is not None
-    return both and c.a.updated == c.b.updated
 
 
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001

@@ -513,27 +513,6 @@ def options(side: Side) -> Table:
     return found
 
 
-@table("update_ops")
-def update_ops(side: Side) -> Table:
-    """The ops of each line that updates parameters."""
-    lines = update_lines(side)
-    found: dict[Hashable, list[int]] = {}
-    for k, vertex in enumerate(side.vertices):
-        where = position(vertex.site)
-        if (
-            where in lines
-            and not vertex.is_leaf
-            and not vertex.scope
-            and not vertex.backward
-        ):
-            found.setdefault(where, []).append(k)
-    return {
-        where: Row(tuple(sorted(Counter(side[k].op for k in vertices).items())), "", "", tuple(vertices),
-                   site=side[vertices[0]].site)
-        for where, vertices in found.items()
-    }  # fmt: skip
-
-
 @of_pairs
 def casts(comparison: Comparison) -> Iterator[Fact]:
     """Conversions of one side alone of what both sides have."""
@@ -630,11 +609,8 @@ def whole(comparison: Comparison) -> Iterator[Fact]:
 def visits(side: Side) -> Table:
     """How often each line records each op in the forward pass; `casts` has conversions."""
     found: dict[Hashable, list[int]] = {}
-    lines = update_lines(side)
     for k, vertex in enumerate(side.vertices):
-        if vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION):
-            continue
-        if vertex.scope or position(vertex.site) not in lines:
+        if not (vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION)):
             key = (position(vertex.site), vertex.scope, vertex.op)
             found.setdefault(key, []).append(k)
     random = side.snapshot.random
