@@ -56,6 +56,8 @@ class Origin(NamedTuple):
         dropped: Whether nothing holds the tensor any more when the step ends.
         how: What made it outside of a step's executable, such as `in eager debug mode`; empty
             for the rest.
+        memory_format: The order of its elements in memory: `contiguous`, `channels_last` or its
+            strides.
     """
 
     step: int
@@ -66,6 +68,7 @@ class Origin(NamedTuple):
     name: str = ""
     dropped: bool = False
     how: str = ""
+    memory_format: str = "contiguous"
 
 
 class Vertex(NamedTuple):

@@ -108,8 +108,8 @@ def line(c: Comparison, fact: Fact) -> Closure:
     found = Closure()
     for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
-        if seeds:
-            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
+        into.update(dict.fromkeys(side.dominated((), seeds) if seeds else (), 1))
+        into.update(dict.fromkeys(seeds, 0))
     return found
 
 
@@ -133,9 +133,13 @@ def region(c: Comparison, fact: Fact) -> Closure:
 
 
 def call(c: Comparison, fact: Fact) -> Closure:
-    """What a module records, and what reads nothing else."""
+    """What a module records, the line that calls it, and what reads nothing else."""
     found = line(c, fact)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
+    for side, row, into, _ in found.parts(c, fact):
+        into.update(dict.fromkeys({*row.vertices} & side.free, 0))
+        lines = {(position(row.site), row.more.get("scope", "").rpartition(".")[0])}
+        near = (k for k in side.unmatched if _line_of(side[k]) in lines)
+        into.update({k: 2 for k in near if into and not side[k].is_leaf})
         for k in range(len(side.vertices)) if into else ():
             if k not in into and k in side.unmatched:
                 read = [o for o, _ in side[k].operands if not side[o].is_leaf]
@@ -357,12 +361,26 @@ def _claim_changed(
             waiting.append((k, partner))
         else:
             give(k, partner, found)
+    shapes = {
+        pair: best_b[k]
+        for k, partner in pairs
+        if k in best_b
+        for pair in zip(c.a[partner].types, c.b[k].types, strict=False)
+        if pair[0] != pair[1]
+    }
     for k, partner in reversed(waiting):
-        # A gradient's 1/N reads nothing that changed, and what reads it does.
-        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
+        # A gradient's 1/N reads nothing that changed, and what reads it does. The gradient of an op
+        # with another argument reads what that op read.
+        near = [k, *(o for o, _ in c.b[k].operands if c.b[k].backward)]
+        readers = [
+            best_b[user] for each in near for user in c.b.users[each] if user in best_b
+        ]
         found = min(readers, key=lambda m: m.rank, default=None)
         if found is None and c.b[k].backward:
-            found = lines.get(_line_of(c.b[k]))
+            # A gradient has the type of what it is the gradient of.
+            found = shapes.get((c.a[partner].types[0], c.b[k].types[0])) or lines.get(
+                _line_of(c.b[k])
+            )
         if found is None:
             left += k in c.changed
         else:

@@ -65,10 +65,11 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     old, new = c.a.record.key, c.b.record.key
     moved = differs(old.ended_by, new.ended_by)
     for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
+        if not _share_lines(part, whole):
+            continue
         is_sure = (
             moved
             and is_break(part.record.key.ended_by)
-            and _share_lines(part, whole)
             and not _is_evaluation(part, whole)
         )
         behind = _behind(

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
-from lazygraph.explain.compare import position
-from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
+from lazygraph.explain.compare import is_view, position
+from lazygraph.explain.facts import (
+    dtype_of,
+    in_scope,
+    lbfgs,
+    lists,
+    prefixes,
+    shape_of,
+    update_lines,
+)
 from lazygraph.explain.sentences import at, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
@@ -269,7 +277,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
 for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
     cause(
         "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-        says=f"{{pair}} are {_now} now and were {_was}", fix=_ONE_TENSOR_FIX,
+        says=f"{{pair}} are {_now} now and were {_was}{{others}}", fix=_ONE_TENSOR_FIX,
     )(lambda c, fact, one=_was == "two": _are_inputs(c, fact) and _is_matched(c.b, fact.now) == one)  # fmt: skip
 
 
@@ -328,15 +336,18 @@ _add_modules(
 
 def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
     """Return the modules that were called, by the names of their parameters where they have any."""
-    side = c.b if claims[0].fact.is_new else c.a
-    names = side.snapshot.leaf_names.values()
-    paths = {name.text.rpartition(".")[0] for name in names if name.holder == "module"}
+    paths = _module_paths(c.b if claims[0].fact.is_new else c.a)
     scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
-    known = {
-        scope: next((path for path in sorted(paths) if in_scope(scope, path)), "")
-        for scope in scopes
-    }
-    return _called(c, claims, [known[scope] or scope for scope in scopes])
+    known = [[path for path in paths if in_scope(scope, path)] for scope in scopes]
+    names = zip(scopes, known, strict=True)
+    return _called(
+        c, claims, [max(found, key=len, default=scope) for scope, found in names]
+    )
+
+
+def _module_paths(side: Side) -> list[str]:
+    """Return what the user calls modules that have parameters, and those around them."""
+    return sorted({path for name in side.names for path in prefixes(name)})
 
 
 @cause(
@@ -370,8 +381,7 @@ def _ran(side: Side, row: Row) -> bool:
     The outermost module's scope is its class: what its function records is in the same function.
     """
     scope, site = row.more["scope"], row.site
-    paths = {name.rpartition(".")[0] for name in side.names}
-    is_outermost = not any(in_scope(scope, path) for path in paths)
+    is_outermost = not any(in_scope(scope, path) for path in _module_paths(side))
     return any(
         vertex.scope == scope
         or vertex.scope.startswith(f"{scope}.")
@@ -388,13 +398,25 @@ def _ran(side: Side, row: Row) -> bool:
 def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
     """Return how a sentence names modules that one side calls: several parts of one are one."""
     fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
-    many = len(set(names)) > 1
+    other = c.a if claims[0].fact.is_new else c.b
+    known = {name for side in (c.a, c.b) for name in _module_paths(side)}
+    names = [_outermost(name, other) if name in known else name for name in names]
+    names = list(dict.fromkeys(names))
+    many = len(names) > 1
     forms = {
         "s": "s" if many else "",
         "is_": "are" if many else "is",
         "was": "were" if many else "was",
     }
     return {**fields, **forms, "paths": listed(names), "variable": names[0]}
+
+
+def _outermost(module: str, other: Side) -> str:
+    """Return the outermost module around one of which the other side reads no parameter either."""
+    parent = module.rpartition(".")[0]
+    if not parent or any(name.startswith(f"{parent}.") for name in other.read):
+        return module
+    return _outermost(parent, other)
 
 
 def _paths(c: Comparison, claims: list[Claim]) -> Fields:
@@ -422,8 +444,25 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
         bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
         and any(position(side[user].site) not in updating for user in side.users[leaf])
-        and not any(_is_alone(side[user].scope, other) for user in side.users[leaf])
+        and not any(
+            _is_alone(side[user].scope, other) and side.partner[user] < 0
+            for user in side.users[leaf]
+        )
+        and not any(other.partner[k] >= 0 for k in _in_place_of(c, fact))
     )
+
+
+def _in_place_of(c: Comparison, fact: Fact) -> set[int]:
+    """Return the inputs, or views of them, that stand where an input stood for its readers."""
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    views = side.downstream(
+        fact.row.vertices, lambda k: k in side.unmatched and is_view(side[k])
+    )
+    pairs = (
+        (new, old) if fact.is_new else (old, new) for _, old, new in c.substitutions
+    )
+    found = {two for one, two in pairs if one in views}
+    return {k for k in found if other[k].is_leaf or is_view(other[k])}
 
 
 def _is_alone(scope: str, other: Side) -> bool:
@@ -517,10 +556,18 @@ def _update(c: Comparison, fact: Fact) -> bool:
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
     if fact.row.name not in other.names:
         return False
-    # What a module that is not called would read is not updated.
+    # A parameter whose gradient follows from what the forward pass has alone is updated by that.
+    lines = update_lines(side)
     leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
-    readers = [user for leaf in leaves for user in side.users[leaf]]
-    return not any(_is_alone(side[user].scope, other) for user in readers)
+    near = {user for leaf in leaves for user in side.users[leaf]}
+    if any(_is_alone(side[k].scope, other) for k in near):
+        return False
+    near |= side.ancestors(fact.row.vertices, side.unmatched.__contains__).keys()
+    return not any(
+        k in side.unmatched
+        and not (side[k].backward or side[k].is_leaf or position(side[k].site) in lines)
+        for k in near
+    )
 
 
 @cause(
@@ -532,10 +579,11 @@ def _update(c: Comparison, fact: Fact) -> bool:
     "(`requires_grad_`) before the loop",
 )  # fmt: skip
 def _gradients(c: Comparison, fact: Fact) -> bool:
-    if fact.row.more["holder"] != "gradient":
+    other, parameter = c.a if fact.is_new else c.b, fact.row.name.rpartition(".")[0]
+    if fact.row.more["holder"] != "gradient" or fact.row.name in other.names:
         return False
-    names = (c.a if fact.is_new else c.b).names
-    return fact.row.name.rpartition(".")[0] in names and fact.row.name not in names
+    # One that is no parameter of the module any more has another name.
+    return parameter in other.names and parameter in other.read | other.snapshot.modules
 
 
 # Results of earlier steps -----------------------------------------------------------------------
@@ -543,7 +591,11 @@ def _gradients(c: Comparison, fact: Fact) -> bool:
 
 def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fields, steps = _numbers(claims[0].fact), sorted(claims[0].fact.row.more["steps"])
-    made = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    made = (
+        f", made in step{'s' if steps[1:] else ''} {' to '.join(map(str, dict.fromkeys((steps[0], steps[-1]))))},"
+        if steps
+        else ""
+    )
     items = plural(fields["now"], "item")
     return {
         **fields,
@@ -555,7 +607,7 @@ def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 @cause(
     "carried_over", of="list", spread=spread.region, more=_items,
-    says="{items} of the list `{name}`, made in {made}, {is_} of this step{at}, {before} in "
+    says="{items} of the list `{name}`{made} {is_} of this step{at}, {before} in "
     "{graph_before}",
     fix="empty the list before the step ends, as by a flush of buckets; or keep numbers "
     "(`losses.append(loss.item())` behind the step), or a running sum on the device: each length is "
@@ -597,16 +649,20 @@ _STATE_FIX = (
     group=_direction,
     more=_new_or_gone("not ", "", "not_before", "not_now"),
     says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
-    "{not_before}of {graph_before}: gradients accumulate over steps",
+    "{not_before}of {graph_before}: gradients accumulate over steps (read{at})",
     fix="nothing to do where it comes back: the first batch of an update and the later ones are one "
-    "graph each; `zero_grad(set_to_none=False)` makes it one graph for all",
+    "graph each; `zero_grad(set_to_none=False)` in each step makes it one graph for all",
 )  # fmt: skip
 def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
     if not (fact.is_new or fact.is_gone) or fact.row.more["holder"] != "gradient":
         return False
-    # What clips or updates reads a gradient too; backward adds to it.
-    side = c.b if fact.is_new else c.a
-    return any(side[user].backward for user in side.users[fact.row.vertices[0]])
+    return _is_accumulated(c.b if fact.is_new else c.a, fact.row)
+
+
+def _is_accumulated(side: Side, row: Row) -> bool:
+    """Return whether backward adds to an input; what clips or updates reads a gradient too."""
+    behind = side.downstream(row.vertices, lambda _: True)
+    return row.more["holder"] == "gradient" and any(side[k].backward for k in behind)
 
 
 def _with_replaced(c: Comparison, fact: Fact) -> Closure:
@@ -618,25 +674,14 @@ def _with_replaced(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
-cause(
+@cause(
     "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
-)(_always)  # fmt: skip
-
-
-@cause(
-    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
-    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )  # fmt: skip
-def _was_computed(c: Comparison, fact: Fact) -> bool:
-    if fact.before is None or fact.now is None:
-        return False
-    origin = fact.now.more.get("origin")
-    if origin is None or origin.graph in c.parts:
-        return False
-    is_result = origin.step >= 0 and not origin.how
-    is_input = fact.before.value == "op" and fact.now.value == "input"
-    return is_input and is_result and fact.now.name not in c.a.read
+def _was_result(c: Comparison, fact: Fact) -> bool:
+    """Return whether no other row says it: of a list's item, or of a gradient that grows."""
+    items = {leaf for row in lists(c.b).values() for leaf in row.vertices}
+    return not (_is_accumulated(c.b, fact.row) or items.intersection(fact.row.vertices))
 
 
 # Inputs -----------------------------------------------------------------------------------------
@@ -674,20 +719,40 @@ for _kind, _of, _part, _fix in (
     )(lambda c, fact, part=_part: _differs(fact, part))  # fmt: skip  # noqa: ARG005
 
 
-def _split(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    """Return how the first of some inputs is split over devices, and how it was."""
-    old, new = claims[0].fact.before, claims[0].fact.now
-    assert old is not None
-    assert new is not None
-    return {"split": new.value[2] or "whole", "was_split": old.value[2] or "whole"}
+def _laid_out(c: Comparison, fact: Fact) -> Closure:
+    """What gives elements in another order, wherever behind the rows: other ops do not differ."""
+    found = spread.Closure()
+    for side, row, into, _ in found.parts(c, fact):
+        behind = side.downstream(row.vertices, lambda _: True).items()
+        into.update(
+            {k: d for k, d in behind
+             if k in side.free and (is_view(side[k]) or "stride" in side[k].op)}
+        )  # fmt: skip
+    return found
+
+
+def _arranged(part: int) -> Callable[[Comparison, list[Claim]], Fields]:
+    """Return fields of how the first of some inputs is laid out, over devices or in memory."""
+
+    def more(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+        rows = claims[0].fact.before, claims[0].fact.now
+        was, is_now = (row.value[part] or "whole" if row else "" for row in rows)
+        return {"before": was, "now": is_now}
+
+    return more
 
 
 for _of in ("parameter", "input", "state"):
     cause(
-        "sharding", of=_of, spread=spread.downstream, more=_split,
-        says=f"sharding of {_of} {{called}} is {{split}}, was {{was_split}}{{others}}",
+        "sharding", of=_of, spread=spread.downstream, more=_arranged(2),
+        says=f"sharding of {_of} {{called}} is {{now}}, was {{before}}{{others}}",
         fix="shard a tensor once, before the loop, and each batch alike: each sharding costs a compile",
     )(lambda c, fact: _differs(fact, 2))  # fmt: skip  # noqa: ARG005
+    cause(
+        "memory_format", of=_of, spread=_laid_out, more=_arranged(3),
+        says=f"memory format changed: {_of} {{called}} is {{now}}, was {{before}}{{others}}",
+        fix="use one memory format for all batches and the model, as by `x.contiguous()` before the copy",
+    )(lambda c, fact: _differs(fact, 3))  # fmt: skip  # noqa: ARG005
 
 
 # Modes, loops, random numbers -------------------------------------------------------------------
@@ -713,9 +778,10 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
         for row in (claims[0].fact.before, claims[0].fact.now)
     ]
     if all(m.fact.is_new or m.fact.is_gone for m in claims):
-        # Dropout alone tells: with p=0 it records nothing, as in evaluation.
+        # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
         modes = [
-            f"{m} mode or with p=0" if m == "evaluation" else f"{m} mode" for m in modes
+            f"{m} mode or without dropout" if m == "evaluation" else f"{m} mode"
+            for m in modes
         ]
     else:
         modes = [f"{mode} mode" for mode in modes]
@@ -730,48 +796,6 @@ cause(
     fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
     "`.eval()` at the boundary of steps",
 )(_always)  # fmt: skip
-
-
-def _groups(side: Side, row: Row | None) -> set[frozenset[str]]:
-    """Return the names of the parameters that each op of an update gives anew, together."""
-    found: dict[int, set[str]] = {}
-    for rank, (vertex, _) in enumerate(side.roots):
-        name = side.root_name(rank)
-        if row and vertex in row.vertices and name and name.holder == "module":
-            found.setdefault(vertex, set()).add(name.text)
-    return {frozenset(names) for names in found.values()}
-
-
-def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:
-    fact = claims[0].fact
-    old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
-    before, now = _groups(c.a, fact.before), _groups(c.b, fact.now)
-    parts = []
-    if len(now) > len(before):
-        groups = [listed(names) for names in sorted(map(sorted, now - before))]
-        parts = [
-            f"{' apart from '.join(groups)} {'are' if groups[1:] else 'is'} updated"
-        ]
-    parts += [
-        f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
-        for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
-        if ops
-    ]  # fmt: skip
-    more = [op for op in old if op in new and new[op] != old[op]]
-    parts += [f"{new[op]} `{op}`, {old[op]} before" for op in more]
-    return {"ops": "; ".join(parts[:3])}
-
-
-@cause(
-    "update", of="update_ops", spread=spread.on_line, more=_optimizers_ops,
-    says="the optimizer{at} computes something else: {ops}",
-    fix="options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it "
-    "computes: set them before the loop; each choice costs a compile",
-)  # fmt: skip
-def _options(c: Comparison, fact: Fact) -> bool:
-    # Of other parameters an update has other ops: they follow.
-    both = fact.before is not None and fact.now is not None
-    return both and c.a.updated == c.b.updated
 
 
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -844,7 +868,16 @@ def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fix="draw as many random numbers in each step; each number costs one compile",
 )  # fmt: skip
 def _random(c: Comparison, fact: Fact) -> bool:
-    return fact.row.more["random"] and fact.row.more["scope"] not in c.switched
+    row, side = fact.row, c.a if fact.is_gone else c.b
+    if not row.more["random"] or row.more["scope"] in c.switched:
+        return False
+    # A part that is new and also draws is another path: most of it reads no random numbers.
+    found = _line_and_readers(c, fact)
+    behind = [
+        k for k in side.downstream(row.vertices, side.unmatched.__contains__)
+        if k in side.unmatched and not side[k].backward
+    ]  # fmt: skip
+    return 2 * sum(k in found.a or k in found.b for k in behind) >= len(behind)
 
 
 @cause(
@@ -903,16 +936,23 @@ def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 def _add_results(holds: Callable[[Fact], bool]) -> None:
     """Add the rows of results that one side alone has."""
-    for kind, is_new, says, fix in (
-        ("live_tensor", True, "is alive at the end of this step and was not in {graph_before}",
+    for kind, once, says, fix in (
+        ("live_tensor", None, "is alive at the end of this step and was not in {graph_before}",
          "log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "  # noqa: ISC004
          "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`"),
         ("live_tensor_gone", False, "was alive at the end of {graph_before} and is not now",
          "keep the same tensors alive at each boundary: drop it in every step or in none"),
+        ("live_tensor_gone", True, "was made in {graph_before} and is not made again",
+         "nothing to do: further steps are alike; or make it before the first step"),
     ):  # fmt: skip
 
-        def is_result(c: Comparison, fact: Fact, *, new: bool = is_new) -> bool:  # noqa: ARG001
-            return fact.is_new == new and holds(fact)
+        def is_result(c: Comparison, fact: Fact, *, once: bool | None = once) -> bool:  # noqa: ARG001
+            is_of = (
+                fact.is_new
+                if once is None
+                else fact.is_gone and fact.row.more["once"] == once
+            )
+            return is_of and holds(fact)
 
         cause(
             kind, of="result", spread=spread.dominated, more=_holder, fix=fix,  # type: ignore[arg-type]
@@ -924,6 +964,12 @@ _add_results(_is_kept)
 
 
 # Numbers and arguments --------------------------------------------------------------------------
+
+
+_ONE_KIND = (
+    "write it in one way (`2.0`, not `2`) where it varies; further values of either kind compile "
+    "nothing"
+)
 
 
 def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
@@ -960,11 +1006,23 @@ def _number(c: Comparison, fact: Fact) -> bool:
 @cause(
     "lifted_number", of="number", spread=spread.downstream, more=_lifted,
     says="{number}{within}{at} {is_} {now}, {was} {before}",
-    fix="write it in one way (`2.0`, not `2`) where it varies; further values of either kind "
-    "compile nothing",
+    fix=_ONE_KIND,
 )  # fmt: skip
 def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.before is not None and fact.now is not None
+
+
+@cause(
+    "lifted_number", of="argument", spread=spread.alone, group=lambda fact: _call(fact),  # noqa: PLW0108
+    more=lambda c, claims: _argument(c, claims),  # noqa: PLW0108
+    says="a Python number, {argument}{at}, is {new}, was {old}", fix=_ONE_KIND,
+)  # fmt: skip
+def _number_is_constant(c: Comparison, fact: Fact) -> bool:
+    old, new = _vertices(fact)
+    pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
+    index = next((n for n, pair in pairs if pair[0] != pair[1]), -1)
+    kinds = {_operand_kind(c.a, old, index), _operand_kind(c.b, new, index)}
+    return _same_op(fact) and kinds == {"", "number"}
 
 
 @cause(
@@ -997,10 +1055,12 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     """Return what an op was given and gives, before and now."""
     old, new = _vertices(claims[0].fact)
     pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
-    place, values = next(
+    index, values = next(
         ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
     )
-    place -= new.op in c.b.snapshot.random  # the state of random numbers comes first
+    place = index - (
+        new.op in c.b.snapshot.random
+    )  # the state of random numbers comes first
     name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
     called = name or c.source.parameter(new.op, place)
     types = [*zip(old.types, new.types, strict=False)]
@@ -1010,13 +1070,16 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     sizes = [*zip(shape_of(before), shape_of(now), strict=False)]
     other = tuple(pair for pair in sizes if pair[0] != pair[1])
     tensor = c.source.takes_tensor(new.op, place)
+    # Sizes that are given stand in the type already.
+    is_told = bool(called) and values[1].strip("[]").replace(" ", "") not in now
     return {
         "op": new.op,
         "at": at(new.site),
         "call": f"`{call}`" if (call := c.source.call(new.site, new.op)) else new.op,
         "argument": f"`{called}` of {new.op}" if called else f"argument {place} of {new.op}",
-        "old": _A_TENSOR.get(values[0], values[0]),
-        "new": _A_TENSOR.get(values[1], values[1]),
+        "old": _given(c.a, old, index),
+        "new": _given(c.b, new, index),
+        "argued": f" (`{called}` is {values[1]}, was {values[0]})" if is_told else "",
         "before_type": before,
         "now_type": now,
         "before_dtype": dtype_of(before),
@@ -1029,7 +1092,23 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     }  # fmt: skip
 
 
-_A_TENSOR = {OPERAND: "a tensor"}
+def _given(side: Side, vertex: Vertex, place: int) -> str:
+    """Return what an op was given for an argument: its text, `a tensor` or a number's `an input`."""
+    text = vertex.attrs[place] if place >= 0 else ""
+    return {"number": "an input", "tensor": "a tensor"}.get(
+        _operand_kind(side, vertex, place), text
+    )
+
+
+def _operand_kind(side: Side, vertex: Vertex, place: int) -> str:
+    """Return whether an argument is a `tensor` or a `number` of the graph; empty for a constant."""
+    if place < 0 or vertex.attrs[place] != OPERAND:
+        return ""
+    before = sum(attr.count(OPERAND) for attr in vertex.attrs[:place])
+    leaf = side[vertex.operands[before][0]].op
+    return "number" if leaf in {"float", "int"} else "tensor"
+
+
 _AS_TENSOR = (
     "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on varying"
 )
@@ -1045,7 +1124,7 @@ def _follows_too(fact: Fact) -> bool:
 
 @cause(
     "shape", of="argument", spread=spread.downstream, group=_call, more=_argument,
-    says="shape changed: {call}{at} is {now_type}, was {before_type}",
+    says="shape changed: {call}{at} is {now_type}, was {before_type}{argued}",
     fix="keep the size fixed, or pad to a fixed one",
 )  # fmt: skip
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
@@ -1115,6 +1194,8 @@ def _constant(c: Comparison, fact: Fact) -> bool:
     is_regrouped = c.a.record.key.buckets != c.b.record.key.buckets
     if is_regrouped and new.op in spread.PACKING:
         return False
+    if None not in {old.site, new.site} and old.site.function != new.site.function:  # type: ignore[union-attr]
+        return False  # another function computes it now
     return _same_op(fact) and old.attrs != new.attrs and not _reads_tensor(fact)
 
 
@@ -1213,4 +1294,9 @@ cause(
 )(_always)  # fmt: skip
 
 
-_add_results(lambda fact: not fact.row.name or fact.row.more["moved"])
+# What new ops make and only the runtime keeps, such as a gradient, follows from those ops.
+_add_results(
+    lambda fact: (
+        fact.row.more["matched"] if not fact.row.name else fact.row.more["moved"]
+    )
+)

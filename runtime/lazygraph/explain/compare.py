@@ -234,7 +234,9 @@ class Comparison:
         for k, partner in enumerate(self.b.partner):
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
+        self._pair_parameters()
         self._pair_equal_values()
+        self._pair_nearer()
         self._pair_same_slots()
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
@@ -279,6 +281,27 @@ class Comparison:
         both = name and old and name.text in self.a.names and old.text in self.b.names
         return bool(both) or (one[0] != other[0] and one[2] != other[2])
 
+    def _pair_parameters(self) -> None:
+        """Pair parameters by their names: equal layers look alike, and one may not be called."""
+        a, b = self.a, self.b
+        names = a.snapshot.leaf_names.items()
+        known = {name.text: k for k, name in names if name.in_module}
+        for k, name in b.snapshot.leaf_names.items():
+            own, other = known.get(name.text, -1), b.partner[k]
+            if not name.in_module or own == other:
+                continue
+            called = a.name(other) if other >= 0 else None
+            if own >= 0 or (called and name.text in a.names and called.text in b.names):
+                for side, vertex in (
+                    (b, a.partner[own] if own >= 0 else -1),
+                    (a, other),
+                ):
+                    if vertex >= 0:
+                        side.partner[vertex] = -1
+                b.partner[k] = own
+                if own >= 0:
+                    a.partner[own] = k
+
     def _pair_equal_values(self) -> None:
         """Pair ops without partners that do the same with the same operands."""
         waiting: dict[object, list[int]] = {}
@@ -292,6 +315,40 @@ class Comparison:
                 partner = found.pop(0)
                 self.a.partner[partner], self.b.partner[k] = k, partner
         del self.a.unmatched, self.b.unmatched
+
+    def _pair_nearer(self) -> None:
+        """Pair an op with one of its line that is more alike: with its type, and its operands.
+
+        Matching counts all results of an op as one, and does not know that layers have names.
+        """
+        a, b = self.a, self.b
+        for k, vertex in enumerate(b.vertices):
+            other = b.partner[k]
+            if (
+                other < 0
+                or not vertex.operands
+                or self._agree(k, other) > len(vertex.operands)
+            ):
+                continue
+            read = {b.partner[o] for o, _ in vertex.operands} - {-1}
+            near = {one for o in read for one in a.users[o] if a[one].op == vertex.op}
+            line = position(vertex.site)
+            for one in sorted(one for one in near if position(a[one].site) == line):
+                left, score = a.partner[one], self._agree(k, one)
+                if score > self._agree(k, b.partner[k]) and (
+                    left < 0 or score > self._agree(left, one)
+                ):
+                    other = b.partner[k]
+                    a.partner[one], a.partner[other], b.partner[k] = k, left, one
+                    if left >= 0:
+                        b.partner[left] = other
+
+    def _agree(self, k: int, partner: int) -> int:
+        """Return how many operands two ops have in common, and one more where they do the same."""
+        now, before = self.b[k], self.a[partner]
+        pairs = zip(now.operands, before.operands, strict=False)
+        alike = sum((self.b.partner[o], i) == other for (o, i), other in pairs)
+        return alike + (now.label == before.label)
 
     def _pair_same_slots(self) -> None:
         """Pair an op with the one that a reader's partner reads in its place, of the same line."""

@@ -280,7 +280,12 @@ def _input_row(side: Side, leaf: int) -> Row:
     name, origin = side.name(leaf), side.origin(leaf)
     type_ = side[leaf].types[0]
     return Row(
-        (shape_of(type_), dtype_of(type_), "".join(side[leaf].attrs)),
+        (
+            shape_of(type_),
+            dtype_of(type_),
+            "".join(side[leaf].attrs),
+            origin.memory_format if origin is not None else "",
+        ),
         type_,
         name.text if name is not None else "",
         (leaf,),
@@ -370,6 +375,12 @@ def results(comparison: Comparison) -> Iterator[Fact]:
                     "holder": name.holder if name else "",
                     "backward": side[vertex].backward,
                     "matched": partner >= 0,
+                    # Made of no data, as by `torch.zeros`, and not there in the other graph.
+                    "once": partner < 0
+                    and all(
+                        side[k].op != "data"
+                        for k in side.ancestors([vertex], lambda _: True)
+                    ),
                     "moved": partner >= 0 and position(sites[0]) != position(sites[1]),
                 },
             )
@@ -437,7 +448,8 @@ def lbfgs(side: Side) -> Table:
 # Modules ---------------------------------------------------------------------------------------
 
 
-def _prefixes(name: str) -> list[str]:
+def prefixes(name: str) -> list[str]:
+    """Return the modules around a parameter, the outermost first."""
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]
 
@@ -449,7 +461,7 @@ def modules(side: Side) -> Table:
     for name in sorted(
         side.snapshot.modules | {n.text for n in side.all_names if n.in_module}
     ):
-        for path in _prefixes(name):
+        for path in prefixes(name):
             owned.setdefault(path, []).append(name)
     leaves = {name.text: leaf for leaf, name in side.snapshot.leaf_names.items()}
     made = {name.text: side.roots[k][0] for k, name in side.snapshot.root_names.items()}
@@ -501,27 +513,6 @@ def options(side: Side) -> Table:
     return found
 
 
-@table("update_ops")
-def update_ops(side: Side) -> Table:
-    """The ops of each line that updates parameters."""
-    lines = update_lines(side)
-    found: dict[Hashable, list[int]] = {}
-    for k, vertex in enumerate(side.vertices):
-        where = position(vertex.site)
-        if (
-            where in lines
-            and not vertex.is_leaf
-            and not vertex.scope
-            and not vertex.backward
-        ):
-            found.setdefault(where, []).append(k)
-    return {
-        where: Row(tuple(sorted(Counter(side[k].op for k in vertices).items())), "", "", tuple(vertices),
-                   site=side[vertices[0]].site)
-        for where, vertices in found.items()
-    }  # fmt: skip
-
-
 @of_pairs
 def casts(comparison: Comparison) -> Iterator[Fact]:
     """Conversions of one side alone of what both sides have."""
@@ -540,7 +531,7 @@ _ITEM = re.compile(r"(.+?)(?:\[\d+\])+")
 
 @table("list")
 def lists(side: Side) -> Table:
-    """Lists whose items are results of earlier steps: how many the graph reads.
+    """Lists whose items were made before this step: how many the graph reads.
 
     An item whose next value the graph computes from it is state.
     """
@@ -548,13 +539,13 @@ def lists(side: Side) -> Table:
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
         origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
-        if item and origin and origin.step >= 0 and name.holder not in _OF_PROGRAM:
+        if item and origin and name.holder not in _OF_PROGRAM:
             made = roots.get(name.text)
             if made is None or made not in side.downstream([leaf], lambda _: True):
                 found.setdefault(item[1], []).append(leaf)
     return {
         name: Row(len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves),
-                  more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}})
+                  more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves} - {-1}})
         for name, leaves in found.items()
     }  # fmt: skip
 
@@ -618,11 +609,8 @@ def whole(comparison: Comparison) -> Iterator[Fact]:
 def visits(side: Side) -> Table:
     """How often each line records each op in the forward pass; `casts` has conversions."""
     found: dict[Hashable, list[int]] = {}
-    lines = update_lines(side)
     for k, vertex in enumerate(side.vertices):
-        if vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION):
-            continue
-        if vertex.scope or position(vertex.site) not in lines:
+        if not (vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION)):
             key = (position(vertex.site), vertex.scope, vertex.op)
             found.setdefault(key, []).append(k)
     random = side.snapshot.random

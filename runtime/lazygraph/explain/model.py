@@ -187,7 +187,7 @@ Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
     "lowering", "donation", "fallback", "other_step", "graph_break", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
-    "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "buckets", "train_eval",
+    "parameter_shape", "shape", "memory_format", "dtype", "loop_count", "regrouped", "buckets", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
     "new_input", "code_path", "wiring", "guard",
 ]  # fmt: skip

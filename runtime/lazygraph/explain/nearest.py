@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from lazygraph.explain.model import Record
-    from lazygraph.snapshot import Name, Snapshot
+    from lazygraph.snapshot import Name
 
 # Each thing in common counts a tenth of the share of operations, which ranges from 0 to 1: the end,
 # the sort of end, the start, the inputs' names, and who wrote the state that is read. One number
@@ -70,9 +70,8 @@ def _best(
     bounds.sort(key=lambda item: item[:2], reverse=True)
     best: tuple[float, int, str] = (-1.0, -1, "")
     found = others[0][1]
-    most = 3 * _TENTH if _reads_state(record) else _TENTH
     for bound, _, other in bounds:
-        if bound + most < best[0]:
+        if bound + _TENTH < best[0]:
             break
         if other not in alike:
             alike[other] = closeness(record, other)
@@ -125,33 +124,7 @@ def _input_similarity(one: Record, other: Record) -> float:
     a, b = one.snapshot, other.snapshot
     assert a is not None
     assert b is not None
-    inputs = _common(*(_names(side.leaf_names) for side in (a, b)))
-    return _TENTH * (inputs + _wrote_state(a, other.name, b))
-
-
-def _wrote_state(reader: Snapshot, graph: str, writer: Snapshot) -> int:
-    """Return how much it counts that a graph gave what another one reads of an optimizer's state.
-
-    What made the state counts twice what went on with it: reading it is the difference.
-    """
-    names = reader.leaf_names
-    given = {
-        names[leaf].text
-        for leaf, origin in reader.origins.items()
-        if origin.graph == graph and leaf in names and names[leaf].holder == "optimizer"
-    }
-    if not given:
-        return 0
-    read = {name.text for name in writer.leaf_names.values()}
-    return 1 if given <= read else 2
-
-
-def _reads_state(record: Record) -> bool:
-    """Return whether a graph reads what an optimizer keeps."""
-    snapshot = record.snapshot
-    return snapshot is not None and any(
-        name.holder == "optimizer" for name in snapshot.leaf_names.values()
-    )
+    return _TENTH * _common(*(_names(side.leaf_names) for side in (a, b)))
 
 
 def _names(names: Mapping[int, Name]) -> set[str]:

@@ -42,10 +42,15 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
     fact, row = facts[0], facts[0].row
     many = len(facts) > 1
     origin = row.more.get("origin")
+    reader = "" if row.name else c.source.statement(row.site)
     return {
         "name": row.name,
         "names": listed(f.row.name for f in facts) or plural(len(facts), "tensor"),
-        "called": f"`{row.name}`" if row.name else f"(read{at(row.site)})",
+        "called": f"`{row.name}`"
+        if row.name
+        else f"of `{reader}`{at(row.site)}"
+        if reader
+        else f"(read{at(row.site)})",
         "text": row.text,
         "before": fact.before.text if fact.before else "",
         "now": fact.now.text if fact.now else "",

@@ -109,7 +109,11 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     left = attribute(c, claims)
     groups: dict[object, list[Claim]] = {}
     for claim in claims:
-        if claim.weight or claim.results or claim.row.is_shown:
+        # What only the runtime keeps, such as for backward, follows from what else differs.
+        is_result = claim.results and (
+            claim.fact.row.name or not any(m.weight for m in claims)
+        )
+        if claim.weight or is_result or claim.row.is_shown:
             key = (claim.row.kind, claim.row.says, claim.row.group(claim.fact))
             groups.setdefault(key, []).append(claim)
     found = [

@@ -380,7 +380,8 @@ def _names_and_origins(
     for leaf in graph.data:
         owner = pending.owners[leaf.position]()
         name = by_buffer.get(id(owner))
-        origin = origins[leaf] = _origin(leaf.position, dropped=owner is None)
+        origin = _origin(leaf.position, dropped=owner is None)
+        origins[leaf] = origin._replace(memory_format=_memory_format(leaf))
         if name is None and origin.name:  # what it was called when it was computed
             name = Name(origin.name)
         if name is not None:
@@ -389,6 +390,17 @@ def _names_and_origins(
     if modules != _modules:  # else one set serves all graphs
         _modules = modules
     return names, origins, _modules
+
+
+def _memory_format(value: Value) -> str:
+    """Return `contiguous`, `channels_last` or `channels_last_3d`, or else the strides."""
+    if value.strides is None:
+        return "contiguous"
+    like = torch.empty_strided(value.shape, value.strides, device="meta")
+    for each in (torch.channels_last, torch.channels_last_3d):
+        if like.is_contiguous(memory_format=each):
+            return str(each).removeprefix("torch.")
+    return f"strides {tuple(value.strides)}"
 
 
 def _origin(position: int, *, dropped: bool) -> Origin:

@@ -50,7 +50,9 @@ def test_an_input_without_a_name_has_the_line_that_reads_it():
     pair(2)
     pair(3)
 
-    assert the_cause("input_shape").text.startswith("input (read at test_inputs.py:")
+    assert the_cause("input_shape").text.startswith(
+        "input of `return torch.ones(rows).to(DEVICE) * 3` at test_inputs.py:"
+    )
 
 
 @pytest.mark.parametrize("masked", [(False, True), (True, False)])
