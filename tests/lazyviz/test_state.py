@@ -7,6 +7,7 @@ from lazyviz.inspection.tables import step_notes
 from lazyviz.render.notes import Looked
 from lazyviz.render.strip import (
     Strip,
+    compiled_text,
     open_parts,
     state_text,
     strip_parts,
@@ -152,6 +153,15 @@ def test_a_look_is_nothing_to_act_on_and_a_check_of_a_library_is():
     check = replace(look, tensor="what torch.distributions checks")
 
     assert urgent_notes(Strip(looks=(look, check))) == [str(check)]
+
+
+def test_the_first_compile_of_another_step_is_no_recompile():
+    other = (
+        "another step of the program, which ends at optimizer.step() at cell 4 line 6"
+    )
+
+    assert compiled_text(other) == f"compiled: {other}"
+    assert compiled_text("the loop ran once") == "recompiled: the loop ran once"
 
 
 def test_equal_looks_of_a_loop_are_one_line(lab):

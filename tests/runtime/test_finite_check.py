@@ -1,5 +1,6 @@
 """A loop ends at the first step whose loss or gradients are not finite, and the step is still there."""
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.control import finite_check
-from lazyrt.errors import NotFiniteError
+from lazyrt.errors import NotFiniteError, OutOfMemoryError
 from lazyrt.execution import kept_steps
 
 pytestmark = pytest.mark.lazy_only("is about whole steps")
@@ -172,6 +173,25 @@ def test_one_step_in_a_hundred_copies_what_it_overwrites():
     copied = [kept_steps.kept_values().copied_bytes for _ in training(205)]
 
     assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 101, 201]
+
+
+def test_steps_that_ranks_run_together_keep_all_their_inputs(monkeypatch):
+    monkeypatch.setattr(kept_steps, "replicas", SimpleNamespace(world=object))
+    lazyrt.config.stop_at_nan = True
+    copied = [kept_steps.kept_values().copied_bytes for _ in training(4)]
+
+    assert all(copied[1:])
+
+
+def test_where_steps_cannot_run_again_for_memory_the_error_says_so(monkeypatch):
+    def refuse(_):
+        raise OutOfMemoryError("it needs 9 GiB, and 1 GiB is available.", needed=9)
+
+    monkeypatch.setattr(kept_steps, "since", refuse)
+    lazyrt.config.stop_at_nan = True
+
+    with pytest.raises(NotFiniteError, match="tensors are as after it: running the"):
+        list(training(3, bad_at=0))
 
 
 def go_on(weight, seen):

@@ -182,18 +182,21 @@ def _cause(c: Comparison, claims: list[Claim]) -> Cause:
 def _is_other_step(c: Comparison, facts: Iterable[Fact]) -> bool:
     """Return whether two graphs end two steps of the program, and neither is a part of the other."""
     old, new = c.a.record.key, c.b.record.key
-    if breaks.LEFT in new.ended_by[0] or not differs(old.ended_by, new.ended_by):
+    if breaks.LEFT in new.ended_by[0]:
         return False
     written = [_written(side) for side in (c.a, c.b)]
+    parameters = [
+        {n.text for n in side.all_names if n.in_module} for side in (c.a, c.b)
+    ]
+    if not differs(old.ended_by, new.ended_by):
+        # One edited cell, or one function: of other parameters it is another step all the same.
+        return all([*written, *parameters]) and not parameters[0] & parameters[1]
     if all(written) and not written[0] & written[1]:
         return True
     trains = [any(v.backward for v in side.vertices) for side in (c.a, c.b)]
     if trains[0] != trains[1] and c.switched:
         return True
     lines = [{position(v.site) for v in side.vertices if v.site} for side in (c.a, c.b)]
-    parameters = [
-        {n.text for n in side.all_names if n.in_module} for side in (c.a, c.b)
-    ]
     if not (parameters[0] & parameters[1] or lines[0] & lines[1]):
         return True
     return trains[0] != trains[1] and all(fact.table != "break" for fact in facts)

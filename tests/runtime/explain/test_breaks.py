@@ -212,6 +212,20 @@ def test_two_models_trained_in_turn_are_two_steps():
     assert kinds(explained()[-1]) == ["other_step"], explained()[-1]
 
 
+def test_a_second_model_trained_at_the_line_of_the_first_is_another_step():
+    def train(model, optimizer, x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        lazyrt.mark_step()
+
+    first, second = layers(nn.ReLU()), nn.Sequential(nn.Linear(6, 5)).to(DEVICE)
+    train(first, sgd(first), ones(2, 4))
+    train(second, sgd(second), ones(3, 6))
+
+    assert kinds(explained()[-1]) == ["other_step"], explained()[-1]
+
+
 def test_programs_without_a_line_or_a_name_in_common_are_no_break():
     total = float(torch.randn(4, 4, device=DEVICE).sum())
     rows = torch.randn(100, 8, device=DEVICE)
