@@ -25,7 +25,6 @@ from lazyviz.doc import (
     Line,
     Note,
     Part,
-    Picture,
     Points,
     Sentence,
     Table,
@@ -33,7 +32,6 @@ from lazyviz.doc import (
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
 from lazyviz.render import html, text
-from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import (
     LANES,
     CellTime,
@@ -390,12 +388,6 @@ class Profile(Displayed):
             lanes=[lane for lane in lanes if lane in own],
         )
 
-    def _widget(self) -> Any:
-        from lazyviz.widgets import TimelineView as Widget
-
-        svg = timeline_svg(self.timeline, is_detailed=True)
-        return Widget(svg=svg, twin=html.TIMELINE_CLASS)
-
     def _busy_between(self, start: int, end: int) -> int:
         return overlap_ns(self._device.busy, start, end)
 
@@ -508,9 +500,8 @@ class Profile(Displayed):
             state = "is being taken" if self.is_running else "has not begun"
             return Doc([Line(f"This profile {state}.")])
         parts: list[Part] = [Line(self._summary())]
-        if picture := timeline_svg(self.timeline):
-            what = "timeline of the profile: the tables below say the same"
-            parts.append(Picture(picture, what, html.TIMELINE_CLASS))
+        what = "timeline of the profile: the tables below say the same"
+        parts += profile_diff.picture(self.timeline, what)
         if self.advice:
             parts.append(Points(self.advice))
         if self.gaps:
@@ -542,7 +533,12 @@ class Profile(Displayed):
                     in_text=True,
                 )
             )
-        return Doc(parts, css_class="lazyviz-profile", gap="\n\n", live=self._widget)
+        return Doc(
+            parts,
+            css_class="lazyviz-profile",
+            gap="\n\n",
+            live=lambda: profile_diff.widget(self.timeline),
+        )
 
     def roofline(self) -> Doc:
         """Return how close each line comes to what this machine reaches.
