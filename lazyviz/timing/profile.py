@@ -70,7 +70,7 @@ _now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
-_MAX_SPANS = 200_000
+_MAX_SPANS = 20_000
 _AT_PEAK = 5
 _PRODUCER = "lazyviz profile"
 
@@ -354,18 +354,18 @@ class Profile(Displayed):
     def spans(self) -> tuple[Span, ...]:
         """What the picture shows: the host, steps, compiles, transfers, each device, memory.
 
-        Of a very long profile, the latest 200,000 on the host.
+        Of a very long profile, the latest 20,000 of the host, of the runs and of the rest.
         """
         timeline = Timeline(most=_MAX_SPANS)
-        device_time = self._device
+        runs = self._device.runs[-_MAX_SPANS:]
         for event, now, _ in self._noted:
-            if not device_time.runs or type(event).__name__ != "ExecuteFinished":
+            if not runs or type(event).__name__ != "ExecuteFinished":
                 timeline.add(event, now, None)
         return (
             *_host_spans(self._host, self.start_ns, self.end_ns),
             *timeline.spans,
-            *_device_spans(device_time.runs),
-            *_memory_spans(device_time.runs),
+            *_device_spans(runs),
+            *_memory_spans(runs),
         )
 
     @property
@@ -707,8 +707,9 @@ class Profile(Displayed):
 
 def _host_spans(found: HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
     """Yield what the thread did; what lies between its stretches is recording."""
-    since = start_ns
-    for each in found.stretches:
+    shown = found.stretches[-_MAX_SPANS:]
+    since = start_ns if len(shown) < _MAX_SPANS else shown[0].start_ns
+    for each in shown:
         if each.start_ns > since:
             yield Span(
                 "host", "trace", "trace: recording ops", since, each.start_ns, None
@@ -742,11 +743,8 @@ def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
 
 def _memory_spans(runs: Iterable[Run]) -> Iterator[Span]:
     """Yield what programs of the first device hold; the most of it where they were not traced."""
-    held = {
-        each.program: _held(each.program.text)
-        for each in runs
-        if each.program is not None
-    }
+    programs = {each.program for each in runs if each.program is not None}
+    held = {program: _held(program.text) for program in programs}
     most = max((max(each.live_bytes(), default=0) for each in held.values()), default=0)
     first = min((each.device for each in runs), default=0)
     for run in runs:
