@@ -56,6 +56,7 @@ def run(options: Namespace) -> Report:
 
     lazyrt.config.cache_dir = None
     facts = machine.facts()
+    cost = _cost()  # before others start the thread that waits for exact ends
     gaps: list[_Found] = []
     shares: list[tuple[str, str, float, float]] = []
     sums: list[float] = []
@@ -70,7 +71,6 @@ def run(options: Namespace) -> Report:
     for name, step in programs.idle_programs():
         idle.append((name, *_idle(step, options.steps)))
         count += 1
-    cost = _cost()
     within, times = sum(each.within for each in gaps), sum(each.times for each in gaps)
     most = [each for each in gaps if each.within * 2 > each.times]
     return Report(

@@ -42,7 +42,7 @@ function measured(start, end, shapes, rows, nsAt) {
   const duration = nsAt(end) - nsAt(start);
   let busy = 0, gaps = 0, longest = 0, ops = 0, till = start;
   const names = rows.map((row) => row.dataset.row), counts = new Map();
-  const device = inside.filter((each) => names[each.row].startsWith("device") && each.h > 5).sort((a, b) => a.x - b.x);
+  const device = inside.filter((each) => /^(now: )?device/.test(names[each.row]) && each.h > 5).sort((a, b) => a.x - b.x);
   const gap = (a, b) => { const ns = nsAt(b) - nsAt(a); if (ns > 0) { gaps += 1; longest = Math.max(longest, ns); } };
   for (const { x, w } of device) {
     const from = Math.max(x, till), to = Math.min(x + w, end);
@@ -54,7 +54,7 @@ function measured(start, end, shapes, rows, nsAt) {
   for (const each of inside) {
     const many = / short spans?: /.test(each.title) ? Number(each.title.split(" ")[0].replaceAll(",", "")) : 1;
     counts.set(names[each.row], (counts.get(names[each.row]) || 0) + many);
-    const found = names[each.row].startsWith("device") && each.title.match(/, ([\d,]+) ops?\b/);
+    const found = /^(now: )?device/.test(names[each.row]) && each.title.match(/, ([\d,]+) ops?\b/);
     if (found) ops += Number(found[1].replaceAll(",", ""));
   }
   const share = duration > 0 ? Math.round(100 * busy / duration) : 0;

@@ -317,9 +317,9 @@ def _make(making: Making, thread: int | None = None) -> bytes:
     if len(data) > making.request.max_bytes:
         making.notes.append(
             f"it took {text.size(len(data))}, more than the {text.size(making.request.max_bytes)} "
-            "that were asked for, so its single gaps are left out"
+            "that were asked for, so its single gaps and the spans of its picture are left out"
         )
-        data = json.dumps(found | {"gaps": []}).encode()
+        data = json.dumps(found | {"gaps": [], "spans": []}).encode()
     return data
 
 

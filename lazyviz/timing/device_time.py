@@ -992,7 +992,8 @@ def _lines(
                 ops=tuple(op for op, _ in ops.most_common() if op),
             )
         )
-    return sorted(found, key=lambda each: -each.device_ns)
+    worked = [each for each in found if each.device_ns or not each.file]
+    return sorted(worked, key=lambda each: -each.device_ns)
 
 
 def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:

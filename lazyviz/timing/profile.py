@@ -25,7 +25,6 @@ from lazyviz.doc import (
     Line,
     Note,
     Part,
-    Picture,
     Points,
     Sentence,
     Table,
@@ -33,7 +32,6 @@ from lazyviz.doc import (
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
 from lazyviz.render import html, text
-from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import (
     LANES,
     CellTime,
@@ -72,7 +70,7 @@ _now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
-_MAX_SPANS = 200_000
+_MAX_SPANS = 20_000
 _AT_PEAK = 5
 _PRODUCER = "lazyviz profile"
 
@@ -356,18 +354,18 @@ class Profile(Displayed):
     def spans(self) -> tuple[Span, ...]:
         """What the picture shows: the host, steps, compiles, transfers, each device, memory.
 
-        Of a very long profile, the latest 200,000 on the host.
+        Of a very long profile, the latest 20,000 of the host, of the runs and of the rest.
         """
         timeline = Timeline(most=_MAX_SPANS)
-        device_time = self._device
+        runs = self._device.runs[-_MAX_SPANS:]
         for event, now, _ in self._noted:
-            if not device_time.runs or type(event).__name__ != "ExecuteFinished":
+            if not runs or type(event).__name__ != "ExecuteFinished":
                 timeline.add(event, now, None)
         return (
             *_host_spans(self._host, self.start_ns, self.end_ns),
             *timeline.spans,
-            *_device_spans(device_time.runs),
-            *_memory_spans(device_time.runs),
+            *_device_spans(runs),
+            *_memory_spans(runs),
         )
 
     @property
@@ -389,12 +387,6 @@ class Profile(Displayed):
             whole="profile",
             lanes=[lane for lane in lanes if lane in own],
         )
-
-    def _widget(self) -> Any:
-        from lazyviz.widgets import TimelineView as Widget
-
-        svg = timeline_svg(self.timeline, is_detailed=True)
-        return Widget(svg=svg, twin=html.TIMELINE_CLASS)
 
     def _busy_between(self, start: int, end: int) -> int:
         return overlap_ns(self._device.busy, start, end)
@@ -508,9 +500,8 @@ class Profile(Displayed):
             state = "is being taken" if self.is_running else "has not begun"
             return Doc([Line(f"This profile {state}.")])
         parts: list[Part] = [Line(self._summary())]
-        if picture := timeline_svg(self.timeline):
-            what = "timeline of the profile: the tables below say the same"
-            parts.append(Picture(picture, what, html.TIMELINE_CLASS))
+        what = "timeline of the profile: the tables below say the same"
+        parts += profile_diff.picture(self.timeline, what)
         if self.advice:
             parts.append(Points(self.advice))
         if self.gaps:
@@ -542,7 +533,12 @@ class Profile(Displayed):
                     in_text=True,
                 )
             )
-        return Doc(parts, css_class="lazyviz-profile", gap="\n\n", live=self._widget)
+        return Doc(
+            parts,
+            css_class="lazyviz-profile",
+            gap="\n\n",
+            live=lambda: profile_diff.widget(self.timeline),
+        )
 
     def roofline(self) -> Doc:
         """Return how close each line comes to what this machine reaches.
@@ -711,8 +707,9 @@ class Profile(Displayed):
 
 def _host_spans(found: HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
     """Yield what the thread did; what lies between its stretches is recording."""
-    since = start_ns
-    for each in found.stretches:
+    shown = found.stretches[-_MAX_SPANS:]
+    since = start_ns if len(shown) < _MAX_SPANS else shown[0].start_ns
+    for each in shown:
         if each.start_ns > since:
             yield Span(
                 "host", "trace", "trace: recording ops", since, each.start_ns, None
@@ -746,11 +743,8 @@ def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
 
 def _memory_spans(runs: Iterable[Run]) -> Iterator[Span]:
     """Yield what programs of the first device hold; the most of it where they were not traced."""
-    held = {
-        each.program: _held(each.program.text)
-        for each in runs
-        if each.program is not None
-    }
+    programs = {each.program for each in runs if each.program is not None}
+    held = {program: _held(program.text) for program in programs}
     most = max((max(each.live_bytes(), default=0) for each in held.values()), default=0)
     first = min((each.device for each in runs), default=0)
     for run in runs:

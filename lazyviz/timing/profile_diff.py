@@ -7,8 +7,11 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lazyviz.doc import Doc, Fold, Line, Note, Part, Table
+from lazyviz.doc import Doc, Fold, Line, Note, Part, Picture, Table
 from lazyviz.render import text
+from lazyviz.render.html import TIMELINE_CLASS
+from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.shell.displayed import Displayed
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from lazyviz.timing.gaps import Gap, StepTime
 
 _MAX_ROWS = 12
+_ROWS = ("was", "now")
+_SHOWN = ("step", "host", "device", "memory")
 
 
 class Profiled(Protocol):
@@ -34,6 +39,10 @@ class Profiled(Protocol):
     @property
     def lines(self) -> Sequence[LineTime]:
         """The device's time by line."""
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """What happened when."""
 
 
 class Pair(NamedTuple):
@@ -127,6 +136,8 @@ class ProfileDiff(Displayed):
     def doc(self) -> Doc:
         """Return the sentence, the lines that changed most, and the steps side by side."""
         parts: list[Part] = [Line(self.sentence)]
+        what = "the steps of both profiles, aligned: the tables below say the same"
+        parts += picture(self.timeline, what)
         lines = [
             [
                 each.at or "no line",
@@ -143,7 +154,29 @@ class ProfileDiff(Displayed):
         if self.pairs:
             count = text.plural(len(self.pairs), "step")
             parts.append(Fold(f"{count} side by side", [self._steps()], in_text=True))
-        return Doc(parts, css_class="lazyviz-profile-diff", gap="\n\n")
+        return Doc(
+            parts,
+            css_class="lazyviz-profile-diff",
+            gap="\n\n",
+            live=lambda: widget(self.timeline),
+        )
+
+    @property
+    def timeline(self) -> TimelineView:
+        """The latest steps of both profiles, those of a pair from the same moment on."""
+        cells, spans, since = [], list[Span](), 0
+        for pair in self.pairs[-_MAX_ROWS:]:
+            for step, profile, row in zip(
+                pair, (self._before, self._after), _ROWS, strict=True
+            ):
+                spans += _moved(step, profile.spans, row, since)
+            end = since + max(step.duration_ns for step in pair)
+            cells.append(
+                CellTime(number=None, start_ns=since, end_ns=end, parts={}, device_ns=0)
+            )
+            since = end + 1  # a cell of its own, with a break before it
+        own = sorted({span.lane for span in spans}, key=_rank)
+        return TimelineView(cells=cells, spans=spans, whole="two profiles", lanes=own)
 
     def _steps(self) -> Table:
         rows = [
@@ -170,6 +203,40 @@ class ProfileDiff(Displayed):
             ],
             rows,
         )
+
+
+def _moved(
+    step: StepTime, spans: Iterable[Span], row: str, to_ns: int
+) -> Iterable[Span]:
+    """Yield a step, and what the host and the devices did in its time, from a moment on."""
+    name, moved = f"step {step.number}", to_ns - step.start_ns
+    yield Span(f"{row}: step", "run", name, to_ns, step.end_ns + moved, None)
+    for span in spans:
+        start, end = max(span.start_ns, step.start_ns), min(span.end_ns, step.end_ns)
+        is_shown = span.kind != "handover" and span.lane.startswith(_SHOWN[1:])
+        if is_shown and start < end:
+            yield span._replace(
+                lane=f"{row}: {span.lane}", start_ns=start + moved, end_ns=end + moved
+            )
+
+
+def _rank(lane: str) -> tuple[int, int, str]:
+    """Return where a row stands: all of the earlier profile first."""
+    row, name = lane.split(": ")
+    return _ROWS.index(row), _SHOWN.index(name.split()[0]), name
+
+
+def picture(view: TimelineView, what: str) -> Iterable[Part]:
+    """Yield a timeline as a picture; nothing without cells."""
+    if svg := timeline_svg(view):
+        yield Picture(svg, what, TIMELINE_CLASS)
+
+
+def widget(view: TimelineView) -> object:
+    """Return a timeline that zooms."""
+    from lazyviz.widgets import TimelineView as Widget
+
+    return Widget(svg=timeline_svg(view, is_detailed=True), twin=TIMELINE_CLASS)
 
 
 def _aligned(before: Iterable[StepTime], after: Iterable[StepTime]) -> Iterable[Pair]:

@@ -1,7 +1,7 @@
 """Two profiles side by side: aligned by step, with the line that made the difference."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 
 import lazyrt
 import lazyviz
+from lazyviz.render.timeline_text import Span
 from lazyviz.timing.device_time import LineTime
 from lazyviz.timing.gaps import Gap, StepTime
 from lazyviz.timing.profile import Profile
@@ -24,6 +25,7 @@ class Known:
     steps: tuple[Any, ...]
     gaps: tuple[Any, ...] = ()
     lines: tuple[Any, ...] = ()
+    spans: tuple[Any, ...] = ()
 
 
 def steps(*lengths, name="train", first=0, numbered=True):
@@ -85,6 +87,29 @@ def test_steps_without_numbers_are_aligned_in_order_within_their_name():
     assert [(p.before.duration_ns, p.after.duration_ns) for p in found.pairs] == [
         (2 * MS, 20 * MS),
         (3 * MS, 30 * MS),
+    ]
+
+
+def test_the_steps_of_both_are_drawn_from_the_same_moment_on_with_what_ran_in_them():
+    before, after = (
+        tuple(replace(each, start_ns=start + 100 * MS * k) for k, each in enumerate(of))
+        for start, of in ((0, steps(10, 20)), (7 * MS, steps(30, 5)))
+    )
+    ran = Span(
+        "device", "step", "run", 95 * MS, 110 * MS, None
+    )  # the second begins at 100
+    other = Span("step", "scope", "forward", 100 * MS, 101 * MS, None)
+
+    view = ProfileDiff(Known(before, spans=(ran, other)), Known(after)).timeline
+
+    assert view.lanes == ["was: step", "was: device", "now: step"]
+    drawn = [(s.lane, s.start_ns // MS, s.duration_ns // MS) for s in view.spans]
+    assert drawn == [
+        ("was: step", 0, 10),
+        ("now: step", 0, 30),
+        ("was: step", 30, 20),
+        ("was: device", 30, 10),
+        ("now: step", 30, 5),
     ]
 
 

@@ -97,7 +97,7 @@ def test_a_busy_port_is_refused(server):
 
 @pytest.mark.parametrize("port", [-1, 65_536, 99_999, "9012", None, 9.5, True])
 def test_an_invalid_port_is_refused(port):
-    with pytest.raises(RuntimeError, match="which is none"):
+    with pytest.raises(RuntimeError, match="which is no port"):
         xp.start_server(port)
 
 

@@ -697,7 +697,7 @@ def test_an_optimizer_of_one_of_several_replicas_makes_no_step(monkeypatch):
 
 
 def test_a_profiler_server_needs_a_port():
-    with pytest.raises(RuntimeError, match="got port 99999, which is none"):
+    with pytest.raises(RuntimeError, match="got port 99999, which is no port"):
         xp.start_server(99_999)
 
 

@@ -440,7 +440,7 @@ class ProfilerServer(Closing):
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
         if type(port) is not int or not 0 <= port <= _MAX_PORT:
             raise UsageError(
-                f"start_server() got port {port!r}, which is none, so no server was started. Give "
+                f"a profiler server got port {port!r}, which is no port, so it was not started. Give "
                 f"a free one from 1024 to {_MAX_PORT}, or 0 to let the system choose."
             )
         try:
