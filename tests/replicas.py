@@ -6,9 +6,10 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.quick_python import interpreter
 
 _ROOT = Path(__file__).parents[1]
 
@@ -32,11 +33,12 @@ def run(*names: str, count: int = 2, **variables: str) -> list[dict[str, Any]]:
             "MASTER_PORT": port,
             "LAZYRT_COMPILE_TIER": "fast",
         }
+        environment = {**os.environ, **of_all, **of_rank, **variables}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.replica_programs", *names],
+                [*interpreter(environment), "-m", "tests.replica_programs", *names],
                 cwd=_ROOT,
-                env={**os.environ, **of_all, **of_rank, **variables},
+                env=environment,
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
