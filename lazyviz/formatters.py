@@ -70,16 +70,23 @@ def number_text(value: Any) -> str:
 
 def _page(runtime: Any, tensor: Any, shown: str) -> str:
     """Return a tensor's display as HTML: statistics first, the rest folded."""
-    from lazyviz.render.values import picture_axes, shards_table, tensor_doc
+    from lazyviz.render.values import picture_axes, tensor_doc
 
     pictured = tensor.numel() >= _MIN_PICTURED
     axes = picture_axes(tuple(tensor.shape)) if pictured else ()
     look = runtime.look(tensor, axes)
     plan, listing = _plan(runtime, tensor)
     line = " · ".join([facts(look), *_standing(tensor)])
+    shards = _shards(runtime, tensor)
+    return tensor_doc(line, shown, look, plan, listing, shards).to_html()
+
+
+def _shards(runtime: Any, tensor: Any) -> Doc | None:
+    """Return which devices have which parts of a tensor; None of one that is whole."""
+    from lazyviz.render.values import shards_table
+
     shards = runtime.shards_of(tensor)
-    parts = shards_table(shards, runtime.sharding_of(tensor)) if shards else None
-    return tensor_doc(line, shown, look, plan, listing, parts).to_html()
+    return shards_table(shards, runtime.sharding_of(tensor)) if shards else None
 
 
 def _standing(tensor: Any) -> list[str]:
@@ -115,8 +122,13 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
 
     def show(tensor: Any) -> Any:
         runtime = session.runtime()
-        if runtime is not None and wants_html(shell) and is_lazy(tensor):
-            current = session.current()
+        is_page = wants_html(shell)
+        if (
+            runtime is not None
+            and is_lazy(tensor)
+            and (is_page or runtime.shards_of(tensor))
+        ):
+            current = session.current() if is_page else None
             try:
                 # The display tells the tensor's statistics, so the strip need not.
                 with current.displaying() if current is not None else nullcontext():
@@ -127,6 +139,8 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
             # Somebody who looks around behind the user's back gets the plan alone.
             if shown.startswith(_PLAN):
                 return {"text/plain": shown}
+            if not is_page:
+                return {"text/plain": f"{shown}\n{_shards(runtime, tensor)}"}
             return {"text/plain": shown, "text/html": _page(runtime, tensor, shown)}
         if before is not None:
             return before(tensor)

@@ -14,6 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 import lazyrt
@@ -314,6 +315,10 @@ def exchanges() -> None:
     )
     page = formatters._page(lazyrt, grid, "")
     tell("page", re.findall(r">([^<]+)<", page[page.index("split (") :]))
+    shell: Any = InteractiveShell()
+    shell.display_formatter.active_types = ["text/plain"]
+    shown = formatters._tensor_bundle(shell)(grid)["text/plain"]
+    tell("terminal", shown.splitlines()[-5:])
     product = w @ v
     before = lazyrt.counters()
     pending = lazyrt.pending_graph(product).lower()

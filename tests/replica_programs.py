@@ -209,6 +209,45 @@ def training() -> None:
     found: Any = get_model_state_dict(net, options=whole)
     tell("whole", [list(each.shape) for each in found.values()])
     compare("tensor parallel", parallel, share=(0, 1))
+    pipeline()
+
+
+def pipeline() -> None:
+    """Layers on one rank each, which hand on parts of a batch."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def layers(device: str) -> list[nn.Module]:
+        torch.manual_seed(0)
+        return [nn.Linear(8, 8).to(device) for _ in range(size)]
+
+    def train(net: nn.Module, step: Callable[[], object]) -> None:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            step()
+            optimizer.step()
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).pow(2).mean()
+
+    rows, reference = batches(), nn.Sequential(*layers("cpu"))
+    train(reference, lambda: loss(reference(rows), rows).backward())
+    own = layers("lazyrt")[rank]
+    stage = PipelineStage(own, rank, size, torch.device("lazyrt"))
+    schedule = Schedule1F1B(stage, 2 * size, loss_fn=loss)
+    lazy = rows.to("lazyrt")
+    given = [lazy] if rank == 0 else []
+    wanted: Any = {"target": lazy} if rank == size - 1 else {}
+    before = lazyrt.counters()
+    train(own, lambda: schedule.step(*given, **wanted))
+    compiles = (lazyrt.counters() - before)["compiles"]
+    errors = [
+        (a.detach().cpu() - b.detach()).abs().max().item()
+        for a, b in zip(own.parameters(), reference[rank].parameters(), strict=True)
+    ]
+    tell("pipeline", [max(errors), compiles])
 
 
 def meshes() -> None:

@@ -132,6 +132,8 @@ def test_the_parts_of_a_tensor_have_their_devices_and_its_display_draws_them(sma
     assert [devices for _, devices in grid] == [[k] for k in range(8)]
     assert whole == []
     assert " ".join(small["page"][:6]) == "dim 0 \\ dim 1 0:4 4:8 0:2 0 1"
+    assert small["terminal"][0].startswith("-----")
+    assert small["terminal"][1].split() == ["0:2", "0", "1"]
 
 
 def test_collectives_say_why_data_moves_and_what_to_do(small):

@@ -207,16 +207,6 @@ def _collects_parts() -> bool:
     return False
 
 
-def _is_inexact(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _run_with_step(results: Iterable[torch.Tensor]) -> None:
-    """Let the step compute results that this rank does not read, as the other ranks do."""
-    with lock:
-        pending.transient += [state_of(result).base for result in results]
-
-
 def _check_alike(name: str, tensors: Iterable[torch.Tensor]) -> None:
     """Check that tensors have one shape.
 
@@ -328,7 +318,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             args: Of the collective, without ranks and processes.
             ranks: Who takes part; by default the group.
         """
-        group, whole = [*(ranks or self._ranks)], not _is_inexact(operand)
+        group = [*(ranks or self._ranks)]
+        whole = not (operand.is_floating_point() or operand.is_complex())
         with torch.no_grad():
             lazy = operand.detach().to(compat.DEVICE_TYPE).contiguous()
             if func is collectives.all_gather and _collects_parts():
@@ -356,6 +347,16 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 if not _has_taken(target, value):
                     target.detach().copy_(value.reshape(target.shape))
 
+    def _write_on(
+        self, rank: int, targets: Iterable[torch.Tensor], values: Sequence[Any]
+    ) -> None:
+        """Write results on one rank; the step computes them on the others, too."""
+        if self.rank() == rank:
+            self._write(targets, values)
+            return
+        with lock:
+            pending.transient += [state_of(value).base for value in values]
+
     def _one_by_one(
         self,
         call: Callable[..., Any],
@@ -378,18 +379,11 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
         return compat.finished_work([*tensors])
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
-        """Reduce tensors over all ranks, in place."""
-        return self.allreduce(tensors, opts)
-
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Reduce tensors; all ranks compute it, and one keeps it."""
         kind = _reduction(opts)
         found = [self._compute(collectives.all_reduce, t, kind) for t in tensors]
-        if self.rank() == getattr(opts, "rootRank", 0):
-            self._write(tensors, found)
-        else:
-            _run_with_step(found)
+        self._write_on(getattr(opts, "rootRank", 0), tensors, found)
         return compat.finished_work([*tensors])
 
     def _reduce_scatter_base(
@@ -427,12 +421,9 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         """Give all ranks the tensors of one."""
         source = int(getattr(opts, "rootRank", 0))
-        for each in tensors:
-            value = self._compute(collectives.broadcast, each, source)
-            if self.rank() != source or state_of(value).is_pending:
-                self._write([each], [value])
-            else:
-                _has_taken(each, value)
+        self._write(
+            tensors, [self._compute(collectives.broadcast, t, source) for t in tensors]
+        )
         return compat.finished_work([*tensors])
 
     def _allgather_base(
@@ -474,13 +465,9 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Collect the tensors of all ranks in lists of one; all compute it."""
-        is_root = self.rank() == getattr(opts, "rootRank", 0)
-        for number, one in enumerate(inputs):
+        for parts, one in itertools.zip_longest(outputs, inputs):
             value = self._compute(collectives.all_gather, one.reshape(1, -1))
-            if is_root:
-                self._write(outputs[number], value.unbind(0))
-            else:
-                _run_with_step([value])
+            self._write_on(getattr(opts, "rootRank", 0), parts, value.unbind(0))
         return compat.finished_work([list(parts) for parts in outputs])
 
     def scatter(
@@ -561,10 +548,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for each in tensors:
                 place = pair.index(source)
                 value = self._compute(collectives.broadcast, each, place, ranks=pair)
-                if self.rank() == dst:
-                    self._write([each], [value])
-                else:
-                    _run_with_step([value])
+                self._write_on(dst, [each], [value])
 
         _messages.append(((pair, source, tag), record))
         return _Message()
@@ -577,6 +561,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
 
     # torch 2.13 asks for some by other names, too.
+    allreduce_coalesced = allreduce
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced

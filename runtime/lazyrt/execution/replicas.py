@@ -23,6 +23,7 @@ import warnings
 import zlib
 from collections import deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.numbers import plural
@@ -83,11 +84,13 @@ class World:
     _published: list[tuple[list[str], set[int]]] = field(default_factory=list)
     _stale: deque[str] = field(default_factory=deque)
     _seen: dict[int, tuple[bytes, float]] = field(default_factory=dict)
+    _processes: dict[int, str] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _beating: threading.Thread | None = None
 
     def begin_to_beat(self) -> None:
         """Tell the other ranks, from a thread, that this process lives and where it is."""
+        self.store.set(f"lazyrt/process/{self.rank}", _this_process())
         name = "lazyrt-heartbeat"
         self._beating = threading.Thread(target=self._beat, name=name, daemon=True)
         self._beating.start()
@@ -127,8 +130,22 @@ class World:
         return str(self.store.get(key).decode()) if self.store.check([key]) else ""
 
     def is_lost(self, rank: int) -> bool:
-        """Return whether a rank gives no sign of life."""
-        return self.last_beat(rank)[0] > _DEAD_S
+        """Return whether a rank gives no sign of life, or its process on this machine is gone."""
+        return self.last_beat(rank)[0] > _DEAD_S or self.is_gone(rank)
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank's process on this machine was killed."""
+        key = f"lazyrt/process/{rank}"
+        if rank not in self._processes and self.store.check([key]):
+            self._processes[rank] = self.store.get(key).decode()
+        machine, _, number = self._processes.get(rank, "").rpartition(" ")
+        if not machine or machine != _this_process().rpartition(" ")[0]:
+            return False
+        try:
+            state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return True
+        return state[0] in {"Z", "X"}  # nobody has asked how it ended
 
     def next_launch(self, ranks: _Ranks) -> int:
         """Return the number of the next launch of a group."""
@@ -151,6 +168,15 @@ class World:
             self._published.remove(earlier)
             self.forget(earlier[0])
         self._published.append((keys, readers))
+
+
+def _this_process() -> str:
+    """Return a name of this process among those of all machines; empty where there is none."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getpid()}"
+    except OSError:
+        return ""
 
 
 _world: World | None = None
@@ -584,6 +610,10 @@ class _Guard:
                 )
             elif end:
                 lines.append(f"rank {rank} has ended ({end}). Look at its own output.")
+            elif here.is_gone(rank):
+                lines.append(
+                    f"rank {rank} was killed, or crashed. Look at its own output."
+                )
             elif rank in dead:
                 lines.append(
                     f"rank {rank} gave no sign of life for {age:.0f} s: it was killed, or its "
