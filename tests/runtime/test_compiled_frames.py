@@ -358,6 +358,23 @@ def test_why_a_step_was_compiled_names_the_guard():
     assert top.fix
 
 
+def test_a_backward_of_another_step_than_its_forward_names_the_guard_as_well():
+    cold_start()
+    compiled = torch.compile(scaled, backend="lazyrt")
+    for factor in (2.0, 3.0):
+        x = ones(4).requires_grad_()
+        result: Any = compiled(x, factor)
+        lazyrt.mark_step()
+        result.sum().backward()
+        lazyrt.mark_step()
+        del x, result
+
+    causes = [graph.explanation.causes for graph in lazyrt.compiled_graphs()[-2:]]
+
+    assert [[c.kind for c in each].count("guard") for each in causes] == [1, 1]
+    assert all("is 3.0, was 2.0" in str(each) for each in causes)
+
+
 def test_a_new_shape_is_the_cause_and_the_guard_is_named_with_it():
     cold_start()
     compiled = torch.compile(scaled, backend="lazyrt")

@@ -52,8 +52,8 @@ class _Now(threading.local):
 _now = _Now()
 # TorchDynamo's latest graph break; it compiles on one thread at a time.
 _latest: BreakReason | None = None
-# Functions by the number of their compile, for the backward that is compiled later.
-_functions: OrderedDict[str, tuple[str, SourceLocation | None]] = OrderedDict()
+# Compiles by their numbers, for the backward that is compiled later.
+_forwards: OrderedDict[str, FrameCompiled] = OrderedDict()
 # Breaks with nothing recorded before them; the graph behind one tells when it was reached.
 _bare: dict[tuple[str, int], CodeBreak] = {}
 
@@ -112,10 +112,6 @@ def _report(figures: CompileFigures) -> None:
     if frame is None:
         return
     function, definition, is_rest = _described(frame)
-    if figures.compile_id is not None:
-        _functions[figures.compile_id] = function, definition
-        if len(_functions) > _MAX_FRAMES:
-            _functions.popitem(last=False)
     ended = _break(breaks[0]) if breaks else None
     if ended is not None and ended.site is not None:
         place = ended.site.file, ended.site.line
@@ -124,42 +120,48 @@ def _report(figures: CompileFigures) -> None:
             _bare[place] = ended
     aot_us = figures.aot_autograd_cumulative_compile_time_us or 0
     reason = figures.recompile_reason
-    _tell(
-        FrameCompiled(
-            function=function,
-            definition=definition,
-            site=provenance.user_site(),
-            guard=None if reason is None else failed_guard(reason, frame),
-            graph_break=ended,
-            failed=_failure(figures, frame),
-            is_rest=is_rest,
-            ops=figures.graph_op_count or 0,
-            dynamo_ns=_US * ((figures.dynamo_cumulative_compile_time_us or 0) - aot_us),
-            aot_ns=_US * aot_us,
-            guards_ns=int(_US * (figures.guard_latency_us or 0)),
-        )
+    event = FrameCompiled(
+        function=function,
+        definition=definition,
+        site=provenance.user_site(),
+        guard=None if reason is None else failed_guard(reason, frame),
+        graph_break=ended,
+        failed=_failure(figures, frame),
+        is_rest=is_rest,
+        ops=figures.graph_op_count or 0,
+        dynamo_ns=_US * ((figures.dynamo_cumulative_compile_time_us or 0) - aot_us),
+        aot_ns=_US * aot_us,
+        guards_ns=int(_US * (figures.guard_latency_us or 0)),
     )
+    if figures.compile_id is not None:
+        _forwards[figures.compile_id] = event
+        if len(_forwards) > _MAX_FRAMES:
+            _forwards.popitem(last=False)
+    _tell(event, event)
 
 
 def _report_backward(figures: CompileFigures) -> None:
-    function = _functions.get(figures.compile_id or "")
-    if function is None:
+    forward = _forwards.get(figures.compile_id or "")
+    if forward is None:
         return  # of another backend
-    _tell(
-        FrameCompiled(
-            function=function[0],
-            definition=function[1],
-            site=provenance.user_site(),
-            backward=True,
-            aot_ns=_US * (figures.backward_cumulative_compile_time_us or 0),
-        )
+    event = FrameCompiled(
+        function=forward.function,
+        definition=forward.definition,
+        site=provenance.user_site(),
+        backward=True,
+        aot_ns=_US * (figures.backward_cumulative_compile_time_us or 0),
     )
+    _tell(event, forward)
 
 
-def _tell(event: FrameCompiled) -> None:
-    if event.guard is not None:
-        note = GuardNote(event.function, event.guard.text, event.definition, event.site)
-        cache_miss.note_guard(note)
+def _tell(event: FrameCompiled, forward: FrameCompiled) -> None:
+    """Emit an event, and note the guard that failed: a backward is new because its forward is."""
+    if forward.guard is not None:
+        cache_miss.note_guard(
+            GuardNote(
+                forward.function, forward.guard.text, forward.definition, forward.site
+            )
+        )
     if events.active():
         events.emit(event)
 

@@ -268,7 +268,8 @@ def note_barrier(cause: str, site: SourceLocation | None) -> None:
 
 def note_guard(guard: GuardNote) -> None:
     """Remember why `torch.compile` compiled a function again, for the next step that is new."""
-    _guards.append(guard)
+    if guard not in _guards:
+        _guards.append(guard)
 
 
 def note_buckets(sizes: Sequence[int]) -> None:
