@@ -1019,10 +1019,12 @@ def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 )  # fmt: skip
 def _number_is_constant(c: Comparison, fact: Fact) -> bool:
     old, new = _vertices(fact)
-    pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
-    index = next((n for n, pair in pairs if pair[0] != pair[1]), -1)
-    kinds = {_operand_kind(c.a, old, index), _operand_kind(c.b, new, index)}
-    return _same_op(fact) and kinds == {"", "number"}
+    given = [
+        (_given(c.a, old, place), _given(c.b, new, place))
+        for place, pair in enumerate(zip(old.attrs, new.attrs, strict=False))
+        if pair[0] != pair[1]
+    ]
+    return _same_op(fact) and any("an input" in pair for pair in given)
 
 
 @cause(
@@ -1084,8 +1086,6 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "now_type": now,
         "before_dtype": dtype_of(before),
         "now_dtype": dtype_of(now),
-        "before_number": len(old.operands),
-        "now_number": len(new.operands),
         "variable": name,
         "sizes": tuple({*other}) if len({*other}) == 1 else (),
         "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
@@ -1093,20 +1093,12 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
 
 
 def _given(side: Side, vertex: Vertex, place: int) -> str:
-    """Return what an op was given for an argument: its text, `a tensor` or a number's `an input`."""
-    text = vertex.attrs[place] if place >= 0 else ""
-    return {"number": "an input", "tensor": "a tensor"}.get(
-        _operand_kind(side, vertex, place), text
-    )
-
-
-def _operand_kind(side: Side, vertex: Vertex, place: int) -> str:
-    """Return whether an argument is a `tensor` or a `number` of the graph; empty for a constant."""
+    """Return what an op was given for an argument: its text, `a tensor`, or `an input` of a number."""
     if place < 0 or vertex.attrs[place] != OPERAND:
-        return ""
+        return vertex.attrs[place] if place >= 0 else ""
     before = sum(attr.count(OPERAND) for attr in vertex.attrs[:place])
-    leaf = side[vertex.operands[before][0]].op
-    return "number" if leaf in {"float", "int"} else "tensor"
+    is_number = side[vertex.operands[before][0]].op in {"float", "int"}
+    return "an input" if is_number else "a tensor"
 
 
 _AS_TENSOR = (
