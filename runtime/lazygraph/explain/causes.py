@@ -534,18 +534,6 @@ def _option(c: Comparison, fact: Fact) -> bool:
 
 
 @cause(
-    "update", of="optimizer", spread=spread.on_line,
-    group=_direction,
-    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
-    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
-    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
-    "or amsgrad, costs a compile",
-)  # fmt: skip
-def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return bool(c.a.updated & c.b.updated)
-
-
-@cause(
     "update", of="update", spread=spread.owner,
     group=_direction,
     more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
@@ -980,6 +968,9 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
     names = [name for _, name in known if name]
     texts = [text for text, name in known if text and (name or not names)]
     many = len(claims) > 1
+    texts = texts or [
+        text for text in [c.source.statement(claims[0].fact.row.site)] if text
+    ]
     within = f" in {listed(texts)}" if texts else ""
     if 0 < len(texts) < len(claims):  # others stand there, too
         within = f", some of them in {listed(texts)},"
@@ -1025,15 +1016,6 @@ def _number_is_constant(c: Comparison, fact: Fact) -> bool:
         if pair[0] != pair[1]
     ]
     return _same_op(fact) and any("an input" in pair for pair in given)
-
-
-@cause(
-    "lifted_number", of="slice", spread=spread.alone,
-    says="the position of a slice{at} varies and is an input from now on",
-    fix="nothing to do: further positions compile nothing",
-)  # fmt: skip
-def _slice(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
 
 
 def _vertices(fact: Fact) -> tuple[Vertex, Vertex]:

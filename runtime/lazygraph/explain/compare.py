@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lazygraph.explain.model import NO_SOURCE
 from lazygraph.match import match
+from lazygraph.snapshot import AT_CONSTANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -118,7 +119,10 @@ class Side:
         tensors = sum(
             self.vertices[k].op not in {"float", "int"} for k, _ in found.operands
         )
-        return (found.op, found.scope, position(found.site), tensors)
+        op = AT_CONSTANTS.get(
+            found.op, found.op
+        )  # a slice, wherever its position comes from
+        return (op, found.scope, position(found.site), tensors)
 
     def name(self, leaf: int) -> Name | None:
         """Return what the user calls an input."""

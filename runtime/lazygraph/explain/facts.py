@@ -409,20 +409,6 @@ def created(side: Side) -> Table:
     }  # fmt: skip
 
 
-@table("optimizer")
-def optimizers(side: Side) -> Table:
-    """What optimizers keep of each parameter: the last part of its name."""
-    kept: dict[str, list[int]] = {}
-    for k, name in side.snapshot.root_names.items():
-        if name.holder.startswith("optimizer"):
-            kept.setdefault(name.text.rpartition(".")[2], []).append(k)
-    return {
-        what: Row("", what, what, tuple(side.roots[k][0] for k in ranks), ranks[0],
-                  side.site([side.roots[k][0] for k in ranks]), {"ranks": ranks})
-        for what, ranks in kept.items()
-    }  # fmt: skip
-
-
 @table("lbfgs")
 def lbfgs(side: Side) -> Table:
     """How many earlier directions LBFGS computes with."""
@@ -763,29 +749,6 @@ def arguments(comparison: Comparison) -> Iterator[Fact]:
             for side, vertex, number in ((a, before, partner), (b, now, k))
         ]  # fmt: skip
         yield Fact("argument", *rows)
-
-
-_AT_NUMBERS = {"lazyrt.slice_at", "lazyrt.select_at", "lazyrt.slice_scatter_at",
-               "lazyrt.select_scatter_at"}  # fmt: skip
-
-
-@of_pairs
-def slices(comparison: Comparison) -> Iterator[Fact]:
-    """Slices at a constant position that have an input for it now."""
-    a, b = comparison.a, comparison.b
-    came = [k for k in sorted(b.unmatched) if b[k].op.rpartition(".")[0] in _AT_NUMBERS]
-    came += [k for k in comparison.changed if b[k].op.rpartition(".")[0] in _AT_NUMBERS]
-    for k in came:
-        line = position(b[k].site)
-        old = [
-            n
-            for n in (*sorted(a.unmatched), *comparison.changed.values())
-            if a[n].op.startswith(("aten.slice", "aten.select"))
-            and position(a[n].site) == line
-        ]
-        if old:
-            before = Row("constant", a[old[0]].op, "", tuple(old), site=a[old[0]].site)
-            yield Fact("slice", before, Row("input", b[k].op, "", (k,), site=b[k].site))
 
 
 _SIZES = re.compile(r"\[[^\]]*\]|(?<![\w.])-?\d+(?![\w.])")
