@@ -660,6 +660,7 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             if not (
                 vertex.is_leaf
                 or vertex.backward
+                or is_view(vertex)  # equal ones are one op
                 or vertex.site is None
                 or position(vertex.site) in skipped
             ):
