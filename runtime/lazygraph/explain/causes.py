@@ -558,22 +558,6 @@ def _update(c: Comparison, fact: Fact) -> bool:
     )
 
 
-@cause(
-    "update", of="result", spread=spread.dominated,
-    group=_direction,
-    more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
-    says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
-    fix="nothing to do where both come back; else freeze and unfreeze parameters "
-    "(`requires_grad_`) before the loop",
-)  # fmt: skip
-def _gradients(c: Comparison, fact: Fact) -> bool:
-    other, parameter = c.a if fact.is_new else c.b, fact.row.name.rpartition(".")[0]
-    if fact.row.more["holder"] != "gradient" or fact.row.name in other.names:
-        return False
-    # One that is no parameter of the module any more has another name.
-    return parameter in other.names and parameter in other.read | other.snapshot.modules
-
-
 # Results of earlier steps -----------------------------------------------------------------------
 
 
@@ -761,18 +745,12 @@ def _of_modules(c: Comparison, fact: Fact) -> Closure:
 
 
 def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    modes = [
-        row.value if row is not None else "evaluation"
-        for row in (claims[0].fact.before, claims[0].fact.now)
-    ]
-    if all(m.fact.is_new or m.fact.is_gone for m in claims):
-        # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
-        modes = [
-            f"{m} mode or without dropout" if m == "evaluation" else f"{m} mode"
-            for m in modes
-        ]
-    else:
-        modes = [f"{mode} mode" for mode in modes]
+    # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
+    alone = all(m.fact.is_new or m.fact.is_gone for m in claims)
+    off = f"evaluation mode{' or without dropout' * alone}"
+    words = {"training": "training mode", "evaluation": off}
+    rows = claims[0].fact.before, claims[0].fact.now
+    modes = [words[row.value if row is not None else "evaluation"] for row in rows]
     scopes = listed(m.fact.row.name for m in claims)
     where = f" (in module {scopes})" if scopes else ""
     return {"before": modes[0], "now": modes[1], "where": where, "variable": ""}

@@ -651,38 +651,28 @@ def joined(side: Side) -> Table:
 
 @of_pairs
 def loops(comparison: Comparison) -> Iterator[Fact]:
-    """Lines that ran another number of times: most of their ops did, and none came or went."""
-    sides = []
-    for side in (comparison.a, comparison.b):
-        lines: dict[Hashable, dict[str, list[int]]] = {}
-        skipped = update_lines(side)
-        for k, vertex in enumerate(side.vertices):
-            if not (
-                vertex.is_leaf
-                or vertex.backward
-                or is_view(vertex)  # equal ones are one op
-                or vertex.site is None
-                or position(vertex.site) in skipped
-            ):
-                line = lines.setdefault((position(vertex.site), vertex.scope), {})
-                line.setdefault(vertex.op, []).append(k)
-        sides.append(lines)
-    before, now = sides
-    for key, old in before.items():
-        if (new := now.get(key)) is None:
-            continue
-        rounds = _rounds(
-            {op: (len(old.get(op, ())), len(new.get(op, ()))) for op in {**old, **new}}
-        )
-        if rounds is None:
-            continue
-        n, m = rounds
-        rows = [
-            Row(number, str(number), "", tuple(k for vertices in ops.values() for k in vertices),
-                site=side[next(iter(ops.values()))[0]].site)
-            for side, ops, number in ((comparison.a, old, n), (comparison.b, new, m))
-        ]  # fmt: skip
-        yield Fact("loop", *rows)
+    """Lines that ran another number of times: most of their ops did, and none came or went.
+
+    Equal views are one op, so they do not count rounds.
+    """
+    sides = comparison.a, comparison.b
+    tables = [visits(side) for side in sides]
+    skipped = update_lines(sides[0]) | update_lines(sides[1]) | {None}
+    lines: dict[Hashable, list[Any]] = {}
+    for side, table in zip(sides, tables, strict=True):
+        for key, row in table.items():
+            place, scope, _ = key  # type: ignore[misc]
+            if place not in skipped and not is_view(side[row.vertices[0]]):
+                lines.setdefault((place, scope), []).append(key)
+    for keys in map(dict.fromkeys, lines.values()):
+        rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
+        rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
+        if rounds is not None:
+            found = [tuple(k for row in rows for k in row[which]) for which in (0, 1)]
+            yield Fact("loop", *(
+                Row(number, str(number), "", vertices, site=side[vertices[0]].site)
+                for side, number, vertices in zip(sides, rounds, found, strict=True)
+            ))  # fmt: skip
 
 
 @of_pairs
