@@ -505,6 +505,10 @@ def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
         f"`{f.row.name}` of {f.row.more['optimizer']} is {f.now.text}, was {f.before.text}"
         for f in named
         if f.now and f.before
+    ] or [
+        f"{f.row.text} updates {plural(f.now.value, 'group')} of parameters, {f.before.value} before"
+        for f in facts
+        if f.now and f.before
     ]
     if not texts:
         kinds = [

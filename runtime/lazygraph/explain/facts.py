@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CONVERSION = "aten._to_copy"
+_JOINS = ("aten.cat", "aten.stack")
 _NORMS = ("batch_norm", "instance_norm")
 _DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feature_dropout")  # fmt: skip
 
@@ -493,7 +494,8 @@ def options(side: Side) -> Table:
     for note in side.record.key.optimizers:
         seen[note.name] += 1
         key, more = (note.name, seen[note.name]), {"optimizer": note.name}
-        found[key] = Row("", note.name, site=site, more=more)
+        groups = max(Counter(name for name, *_ in note.options).values(), default=1)
+        found[key] = Row(groups, note.name, site=site, more=more)
         for place, (name, text, is_true) in enumerate(note.options):
             found[key, place] = Row(is_true, text, name, site=site, more=more)
     return found
@@ -525,7 +527,12 @@ def lists(side: Side) -> Table:
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
         origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
-        if item and origin and name.holder not in _OF_PROGRAM:
+        # Data that a loop reads one by one is no list to the graph.
+        is_whole = origin and (
+            origin.step >= 0
+            or any(side[k].op.startswith(_JOINS) for k in side.users[leaf])
+        )
+        if item and is_whole and name.holder not in _OF_PROGRAM:
             made = roots.get(name.text)
             if made is None or made not in side.downstream([leaf], lambda _: True):
                 found.setdefault(item[1], []).append(leaf)
@@ -629,9 +636,6 @@ def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
     return (n, m) if 2 * weight >= sum(map(max, counts.values())) else None
 
 
-_JOINS = ("aten.cat", "aten.stack")
-
-
 @table("joined")
 def joined(side: Side) -> Table:
     """How many tensors each call of a line joins into one."""
@@ -661,9 +665,9 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
     lines: dict[Hashable, list[Any]] = {}
     for side, table in zip(sides, tables, strict=True):
         for key, row in table.items():
-            place, scope, _ = key  # type: ignore[misc]
-            if place not in skipped and not is_view(side[row.vertices[0]]):
-                lines.setdefault((place, scope), []).append(key)
+            line: Any = key
+            if line[0] not in skipped and not is_view(side[row.vertices[0]]):
+                lines.setdefault(line[:2], []).append(key)
     for keys in map(dict.fromkeys, lines.values()):
         rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
         rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
