@@ -166,7 +166,7 @@ class Snapshot:
         )
 
 
-_AT_CONSTANTS = {
+AT_CONSTANTS = {
     "lazyrt.slice_at.default": "aten.slice.Tensor",
     "lazyrt.select_at.default": "aten.select.int",
     "lazyrt.slice_scatter_at.default": "aten.slice_scatter.default",
@@ -180,7 +180,7 @@ def labels(snapshot: Snapshot) -> Counter[tuple[Any, ...]]:
     A slice is a slice, whether its position is a constant or an input.
     """
     return Counter(
-        (_AT_CONSTANTS.get(vertex.op, vertex.op), vertex.types)
+        (AT_CONSTANTS.get(vertex.op, vertex.op), vertex.types)
         for vertex in snapshot.vertices
         if not vertex.is_leaf
     )

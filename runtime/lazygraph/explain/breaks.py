@@ -65,11 +65,12 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     old, new = c.a.record.key, c.b.record.key
     moved = differs(old.ended_by, new.ended_by)
     for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
-        if not _share_lines(part, whole):
+        if _are_apart(part, whole):
             continue
         is_sure = (
             moved
             and is_break(part.record.key.ended_by)
+            and _share_lines(part, whole)
             and not _is_evaluation(part, whole)
         )
         behind = _behind(
@@ -124,14 +125,23 @@ def _is_evaluation(part: Side, whole: Side) -> bool:
     return trains == [False, True] and not _behind(whole, part, 2, ())
 
 
-def _share_lines(one: Side, other: Side) -> bool:
-    """Return whether both graphs run some op of some line."""
-    return any(
-        partner >= 0
-        and not one[k].is_leaf
-        and position(one[k].site) == position(other[partner].site)
+def _share_lines(one: Side, other: Side, *, within: bool = False) -> bool:
+    """Return whether both graphs run some op of some line, or `within` some function."""
+    sites = (
+        (one[k].site, other[partner].site)
         for k, partner in enumerate(one.partner)
+        if partner >= 0 and not one[k].is_leaf
     )
+    if not within:
+        return any(position(a) == position(b) for a, b in sites)
+    return any(
+        a and b and (a.file, a.function) == (b.file, b.function) for a, b in sites
+    )
+
+
+def _are_apart(one: Side, other: Side) -> bool:
+    """Return whether two graphs do the same on other lines of the same functions."""
+    return _share_lines(one, other, within=True) and not _share_lines(one, other)
 
 
 def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:

@@ -505,6 +505,10 @@ def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
         f"`{f.row.name}` of {f.row.more['optimizer']} is {f.now.text}, was {f.before.text}"
         for f in named
         if f.now and f.before
+    ] or [
+        f"{f.row.text} updates {plural(f.now.value, 'group')} of parameters, {f.before.value} before"
+        for f in facts
+        if f.now and f.before
     ]
     if not texts:
         kinds = [
@@ -534,18 +538,6 @@ def _option(c: Comparison, fact: Fact) -> bool:
 
 
 @cause(
-    "update", of="optimizer", spread=spread.on_line,
-    group=_direction,
-    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
-    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
-    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
-    "or amsgrad, costs a compile",
-)  # fmt: skip
-def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return bool(c.a.updated & c.b.updated)
-
-
-@cause(
     "update", of="update", spread=spread.owner,
     group=_direction,
     more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
@@ -568,22 +560,6 @@ def _update(c: Comparison, fact: Fact) -> bool:
         and not (side[k].backward or side[k].is_leaf or position(side[k].site) in lines)
         for k in near
     )
-
-
-@cause(
-    "update", of="result", spread=spread.dominated,
-    group=_direction,
-    more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
-    says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
-    fix="nothing to do where both come back; else freeze and unfreeze parameters "
-    "(`requires_grad_`) before the loop",
-)  # fmt: skip
-def _gradients(c: Comparison, fact: Fact) -> bool:
-    other, parameter = c.a if fact.is_new else c.b, fact.row.name.rpartition(".")[0]
-    if fact.row.more["holder"] != "gradient" or fact.row.name in other.names:
-        return False
-    # One that is no parameter of the module any more has another name.
-    return parameter in other.names and parameter in other.read | other.snapshot.modules
 
 
 # Results of earlier steps -----------------------------------------------------------------------
@@ -773,18 +749,12 @@ def _of_modules(c: Comparison, fact: Fact) -> Closure:
 
 
 def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    modes = [
-        row.value if row is not None else "evaluation"
-        for row in (claims[0].fact.before, claims[0].fact.now)
-    ]
-    if all(m.fact.is_new or m.fact.is_gone for m in claims):
-        # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
-        modes = [
-            f"{m} mode or without dropout" if m == "evaluation" else f"{m} mode"
-            for m in modes
-        ]
-    else:
-        modes = [f"{mode} mode" for mode in modes]
+    # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
+    alone = all(m.fact.is_new or m.fact.is_gone for m in claims)
+    off = f"evaluation mode{' or without dropout' * alone}"
+    words = {"training": "training mode", "evaluation": off}
+    rows = claims[0].fact.before, claims[0].fact.now
+    modes = [words[row.value if row is not None else "evaluation"] for row in rows]
     scopes = listed(m.fact.row.name for m in claims)
     where = f" (in module {scopes})" if scopes else ""
     return {"before": modes[0], "now": modes[1], "where": where, "variable": ""}
@@ -980,6 +950,9 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
     names = [name for _, name in known if name]
     texts = [text for text, name in known if text and (name or not names)]
     many = len(claims) > 1
+    texts = texts or [
+        text for text in [c.source.statement(claims[0].fact.row.site)] if text
+    ]
     within = f" in {listed(texts)}" if texts else ""
     if 0 < len(texts) < len(claims):  # others stand there, too
         within = f", some of them in {listed(texts)},"
@@ -1019,19 +992,12 @@ def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 )  # fmt: skip
 def _number_is_constant(c: Comparison, fact: Fact) -> bool:
     old, new = _vertices(fact)
-    pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
-    index = next((n for n, pair in pairs if pair[0] != pair[1]), -1)
-    kinds = {_operand_kind(c.a, old, index), _operand_kind(c.b, new, index)}
-    return _same_op(fact) and kinds == {"", "number"}
-
-
-@cause(
-    "lifted_number", of="slice", spread=spread.alone,
-    says="the position of a slice{at} varies and is an input from now on",
-    fix="nothing to do: further positions compile nothing",
-)  # fmt: skip
-def _slice(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
+    given = [
+        (_given(c.a, old, place), _given(c.b, new, place))
+        for place, pair in enumerate(zip(old.attrs, new.attrs, strict=False))
+        if pair[0] != pair[1]
+    ]
+    return _same_op(fact) and any("an input" in pair for pair in given)
 
 
 def _vertices(fact: Fact) -> tuple[Vertex, Vertex]:
@@ -1084,8 +1050,6 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "now_type": now,
         "before_dtype": dtype_of(before),
         "now_dtype": dtype_of(now),
-        "before_number": len(old.operands),
-        "now_number": len(new.operands),
         "variable": name,
         "sizes": tuple({*other}) if len({*other}) == 1 else (),
         "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
@@ -1093,20 +1057,12 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
 
 
 def _given(side: Side, vertex: Vertex, place: int) -> str:
-    """Return what an op was given for an argument: its text, `a tensor` or a number's `an input`."""
-    text = vertex.attrs[place] if place >= 0 else ""
-    return {"number": "an input", "tensor": "a tensor"}.get(
-        _operand_kind(side, vertex, place), text
-    )
-
-
-def _operand_kind(side: Side, vertex: Vertex, place: int) -> str:
-    """Return whether an argument is a `tensor` or a `number` of the graph; empty for a constant."""
+    """Return what an op was given for an argument: its text, `a tensor`, or `an input` of a number."""
     if place < 0 or vertex.attrs[place] != OPERAND:
-        return ""
+        return vertex.attrs[place] if place >= 0 else ""
     before = sum(attr.count(OPERAND) for attr in vertex.attrs[:place])
-    leaf = side[vertex.operands[before][0]].op
-    return "number" if leaf in {"float", "int"} else "tensor"
+    is_number = side[vertex.operands[before][0]].op in {"float", "int"}
+    return "an input" if is_number else "a tensor"
 
 
 _AS_TENSOR = (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lazygraph.explain.model import NO_SOURCE
 from lazygraph.match import match
+from lazygraph.snapshot import AT_CONSTANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -118,7 +119,10 @@ class Side:
         tensors = sum(
             self.vertices[k].op not in {"float", "int"} for k, _ in found.operands
         )
-        return (found.op, found.scope, position(found.site), tensors)
+        op = AT_CONSTANTS.get(
+            found.op, found.op
+        )  # a slice, wherever its position comes from
+        return (op, found.scope, position(found.site), tensors)
 
     def name(self, leaf: int) -> Name | None:
         """Return what the user calls an input."""
@@ -235,7 +239,6 @@ class Comparison:
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
         self._pair_parameters()
-        self._pair_equal_values()
         self._pair_nearer()
         self._pair_same_slots()
         self.changed: dict[int, int] = {}
@@ -302,44 +305,28 @@ class Comparison:
                 if own >= 0:
                     a.partner[own] = k
 
-    def _pair_equal_values(self) -> None:
-        """Pair ops without partners that do the same with the same operands."""
-        waiting: dict[object, list[int]] = {}
-        for k in sorted(self.a.unmatched):
-            if self.a[k].operands:
-                key = (self.a[k].label, self.a[k].operands)
-                waiting.setdefault(key, []).append(k)
-        for k in sorted(self.b.unmatched):
-            operands = tuple((self.b.partner[o], i) for o, i in self.b[k].operands)
-            if found := waiting.get((self.b[k].label, operands)):
-                partner = found.pop(0)
-                self.a.partner[partner], self.b.partner[k] = k, partner
-        del self.a.unmatched, self.b.unmatched
-
     def _pair_nearer(self) -> None:
-        """Pair an op with one of its line that is more alike: with its type, and its operands.
+        """Pair an op with its equal, or else with one of its line that is more alike.
 
         Matching counts all results of an op as one, and does not know that layers have names.
         """
         a, b = self.a, self.b
         for k, vertex in enumerate(b.vertices):
-            other = b.partner[k]
-            if (
-                other < 0
-                or not vertex.operands
-                or self._agree(k, other) > len(vertex.operands)
-            ):
-                continue
             read = {b.partner[o] for o, _ in vertex.operands} - {-1}
             near = {one for o in read for one in a.users[o] if a[one].op == vertex.op}
-            line = position(vertex.site)
-            for one in sorted(one for one in near if position(a[one].site) == line):
-                left, score = a.partner[one], self._agree(k, one)
-                if score > self._agree(k, b.partner[k]) and (
-                    left < 0 or score > self._agree(left, one)
-                ):
-                    other = b.partner[k]
-                    a.partner[one], a.partner[other], b.partner[k] = k, left, one
+            for one in sorted(near - {b.partner[k]}):
+                other, left = b.partner[k], a.partner[one]
+                if other < 0:
+                    is_nearer = left < 0 and self._agree(k, one) > len(vertex.operands)
+                else:
+                    score = self._agree(k, one)
+                    is_nearer = position(a[one].site) == position(vertex.site)
+                    is_nearer &= score > self._agree(k, other)
+                    is_nearer &= left < 0 or score > self._agree(left, one)
+                if is_nearer:
+                    a.partner[one], b.partner[k] = k, one
+                    if other >= 0:
+                        a.partner[other] = left
                     if left >= 0:
                         b.partner[left] = other
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CONVERSION = "aten._to_copy"
+_JOINS = ("aten.cat", "aten.stack")
 _NORMS = ("batch_norm", "instance_norm")
 _DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feature_dropout")  # fmt: skip
 
@@ -409,20 +410,6 @@ def created(side: Side) -> Table:
     }  # fmt: skip
 
 
-@table("optimizer")
-def optimizers(side: Side) -> Table:
-    """What optimizers keep of each parameter: the last part of its name."""
-    kept: dict[str, list[int]] = {}
-    for k, name in side.snapshot.root_names.items():
-        if name.holder.startswith("optimizer"):
-            kept.setdefault(name.text.rpartition(".")[2], []).append(k)
-    return {
-        what: Row("", what, what, tuple(side.roots[k][0] for k in ranks), ranks[0],
-                  side.site([side.roots[k][0] for k in ranks]), {"ranks": ranks})
-        for what, ranks in kept.items()
-    }  # fmt: skip
-
-
 @table("lbfgs")
 def lbfgs(side: Side) -> Table:
     """How many earlier directions LBFGS computes with."""
@@ -507,7 +494,8 @@ def options(side: Side) -> Table:
     for note in side.record.key.optimizers:
         seen[note.name] += 1
         key, more = (note.name, seen[note.name]), {"optimizer": note.name}
-        found[key] = Row("", note.name, site=site, more=more)
+        groups = max(Counter(name for name, *_ in note.options).values(), default=1)
+        found[key] = Row(groups, note.name, site=site, more=more)
         for place, (name, text, is_true) in enumerate(note.options):
             found[key, place] = Row(is_true, text, name, site=site, more=more)
     return found
@@ -539,7 +527,12 @@ def lists(side: Side) -> Table:
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
         origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
-        if item and origin and name.holder not in _OF_PROGRAM:
+        # Data that a loop reads one by one is no list to the graph.
+        is_whole = origin and (
+            origin.step >= 0
+            or any(side[k].op.startswith(_JOINS) for k in side.users[leaf])
+        )
+        if item and is_whole and name.holder not in _OF_PROGRAM:
             made = roots.get(name.text)
             if made is None or made not in side.downstream([leaf], lambda _: True):
                 found.setdefault(item[1], []).append(leaf)
@@ -643,9 +636,6 @@ def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
     return (n, m) if 2 * weight >= sum(map(max, counts.values())) else None
 
 
-_JOINS = ("aten.cat", "aten.stack")
-
-
 @table("joined")
 def joined(side: Side) -> Table:
     """How many tensors each call of a line joins into one."""
@@ -665,37 +655,28 @@ def joined(side: Side) -> Table:
 
 @of_pairs
 def loops(comparison: Comparison) -> Iterator[Fact]:
-    """Lines that ran another number of times: most of their ops did, and none came or went."""
-    sides = []
-    for side in (comparison.a, comparison.b):
-        lines: dict[Hashable, dict[str, list[int]]] = {}
-        skipped = update_lines(side)
-        for k, vertex in enumerate(side.vertices):
-            if not (
-                vertex.is_leaf
-                or vertex.backward
-                or vertex.site is None
-                or position(vertex.site) in skipped
-            ):
-                line = lines.setdefault((position(vertex.site), vertex.scope), {})
-                line.setdefault(vertex.op, []).append(k)
-        sides.append(lines)
-    before, now = sides
-    for key, old in before.items():
-        if (new := now.get(key)) is None:
-            continue
-        rounds = _rounds(
-            {op: (len(old.get(op, ())), len(new.get(op, ()))) for op in {**old, **new}}
-        )
-        if rounds is None:
-            continue
-        n, m = rounds
-        rows = [
-            Row(number, str(number), "", tuple(k for vertices in ops.values() for k in vertices),
-                site=side[next(iter(ops.values()))[0]].site)
-            for side, ops, number in ((comparison.a, old, n), (comparison.b, new, m))
-        ]  # fmt: skip
-        yield Fact("loop", *rows)
+    """Lines that ran another number of times: most of their ops did, and none came or went.
+
+    Equal views are one op, so they do not count rounds.
+    """
+    sides = comparison.a, comparison.b
+    tables = [visits(side) for side in sides]
+    skipped = update_lines(sides[0]) | update_lines(sides[1]) | {None}
+    lines: dict[Hashable, list[Any]] = {}
+    for side, table in zip(sides, tables, strict=True):
+        for key, row in table.items():
+            line: Any = key
+            if line[0] not in skipped and not is_view(side[row.vertices[0]]):
+                lines.setdefault(line[:2], []).append(key)
+    for keys in map(dict.fromkeys, lines.values()):
+        rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
+        rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
+        if rounds is not None:
+            found = [tuple(k for row in rows for k in row[which]) for which in (0, 1)]
+            yield Fact("loop", *(
+                Row(number, str(number), "", vertices, site=side[vertices[0]].site)
+                for side, number, vertices in zip(sides, rounds, found, strict=True)
+            ))  # fmt: skip
 
 
 @of_pairs
@@ -763,29 +744,6 @@ def arguments(comparison: Comparison) -> Iterator[Fact]:
             for side, vertex, number in ((a, before, partner), (b, now, k))
         ]  # fmt: skip
         yield Fact("argument", *rows)
-
-
-_AT_NUMBERS = {"lazyrt.slice_at", "lazyrt.select_at", "lazyrt.slice_scatter_at",
-               "lazyrt.select_scatter_at"}  # fmt: skip
-
-
-@of_pairs
-def slices(comparison: Comparison) -> Iterator[Fact]:
-    """Slices at a constant position that have an input for it now."""
-    a, b = comparison.a, comparison.b
-    came = [k for k in sorted(b.unmatched) if b[k].op.rpartition(".")[0] in _AT_NUMBERS]
-    came += [k for k in comparison.changed if b[k].op.rpartition(".")[0] in _AT_NUMBERS]
-    for k in came:
-        line = position(b[k].site)
-        old = [
-            n
-            for n in (*sorted(a.unmatched), *comparison.changed.values())
-            if a[n].op.startswith(("aten.slice", "aten.select"))
-            and position(a[n].site) == line
-        ]
-        if old:
-            before = Row("constant", a[old[0]].op, "", tuple(old), site=a[old[0]].site)
-            yield Fact("slice", before, Row("input", b[k].op, "", (k,), site=b[k].site))
 
 
 _SIZES = re.compile(r"\[[^\]]*\]|(?<![\w.])-?\d+(?![\w.])")

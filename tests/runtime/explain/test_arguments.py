@@ -227,3 +227,21 @@ def test_no_name_is_better_than_a_wrong_one(tmp_path):
     assert takes_tensor("aten.clamp.default", 1)
     assert not takes_tensor("aten.roll.default", 1)
     assert not takes_tensor("no.such.op", 0)
+
+
+def test_an_integer_in_the_place_of_a_number_that_varies_is_named_with_its_argument():
+    net, x = nn.Linear(4, 2).to(DEVICE), ones(2, 4)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.5)
+    for rate in (0.5, 1):
+        sgd.param_groups[0]["lr"] = rate
+        with lazyrt.step():
+            sgd.zero_grad()
+            net(x).square().mean().backward()
+            sgd.step()
+
+    cause = the_cause("lifted_number")
+    assert cause.text.startswith(
+        "a Python number, `alpha` of aten._foreach_add.List at "
+    )
+    assert cause.text.endswith(", is -1, was an input")
+    assert "`2.0`, not `2`" in cause.fix

@@ -259,3 +259,16 @@ def test_a_step_whose_boundary_is_missing_holds_the_other_one_twice():
     assert found.top.kind == "missing_boundary", found
     assert "2 times over: no step boundary came between them" in found.text
     assert "with lazyrt.step():" in found.top.fix
+
+
+def test_a_validation_that_forgot_no_grad_is_another_step_and_no_graph_break():
+    net, x, held_out = layers(), ones(2, 4), ones(2, 4)
+    optimizer = sgd(net)
+    lazyrt.mark_step()
+
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+    net(held_out).square().mean().item()
+
+    assert kinds(explained()[-1]) == ["other_step"]

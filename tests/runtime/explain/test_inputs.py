@@ -189,3 +189,30 @@ def test_weights_tied_later_are_one_tensor_and_no_module_is_gone(trains):
     assert cause.text == (
         "`model.head.weight` and `model.embed.weight` are one tensor now and were two"
     )
+
+
+def test_another_memory_format_of_a_batch_is_one_cause_with_the_ops_that_follow():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)).to(DEVICE)
+    lazyrt.mark_step()
+    for form in (torch.contiguous_format, torch.channels_last):
+        images = torch.ones(2, 3, 6, 6).to(memory_format=form).to(DEVICE)
+        with lazyrt.step():
+            net(images).square().mean().backward()
+        net.zero_grad()
+
+    assert the_cause("memory_format").text == (
+        "memory format changed: input `images` is channels_last, was contiguous"
+    )
+
+
+def test_a_list_of_batches_is_named_with_how_many_items_are_read():
+    replay: list[torch.Tensor] = []
+    for _ in range(3):
+        replay.append(torch.ones(4).to(DEVICE))
+        with lazyrt.step():
+            total = torch.stack(replay).tanh().sum()
+
+    assert total.dim() == 0
+    text = the_cause("carried_over").text
+    assert text.startswith("3 items of the list `replay` are inputs of this step at ")
+    assert text.endswith("; the number grows from graph to graph: 1, 2, 3")

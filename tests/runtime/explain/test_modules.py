@@ -166,3 +166,62 @@ def test_a_program_without_dropout_is_no_model_in_evaluation_mode():
     of_maker.step()
 
     assert "train_eval" not in {cause.kind for cause in latest().causes}, str(latest())
+
+
+class Heads(nn.Module):
+    """A trunk of two blocks, one of which may be left out, and a head for each task."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)
+        )
+        self.heads = nn.ModuleDict({"a": nn.Linear(4, 2), "b": nn.Linear(4, 3)})
+        self.left_out = -1
+
+    def forward(self, x, task="a"):
+        for number, block in enumerate(self.blocks):
+            if number != self.left_out:
+                x = block(x)
+        return self.heads[task](x)
+
+
+def test_another_task_names_the_head_that_is_called_and_the_one_that_is_not():
+    model, x = Heads().to(DEVICE), ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for task in ("a", "b"):
+        with lazyrt.step():
+            optimizer.zero_grad()
+            loss = model(x, task).square().mean()
+            loss.backward()
+            optimizer.step()
+
+    called, left = latest().causes
+    assert called.text.startswith("module `model.heads.b` is called at test_modules.py")
+    assert left.text.startswith("module `model.heads.a` is not called at test_modules")
+
+
+def test_a_block_in_the_middle_that_is_left_out_has_its_own_name():
+    model, x = Heads().to(DEVICE), ones(2, 4)
+    lazyrt.mark_step()
+    train(model, x, make=torch.optim.SGD)
+    model.left_out = 1
+    train(model, x, make=torch.optim.SGD)
+
+    text = the_cause("module_call").text
+    assert text.startswith("module `model.blocks.1` is not called at test_modules.py:")
+
+
+def test_a_copy_that_shares_its_weights_is_called_all_the_same():
+    q, x, later = nn.Linear(4, 2).to(DEVICE), ones(2, 4), ones(2, 4)
+    target = nn.Linear(4, 2).to(DEVICE)
+    lazyrt.mark_step()
+    for copies in (False, True):
+        if copies:
+            target.load_state_dict(q.state_dict())
+        with lazyrt.step():
+            goal = target(later).detach()
+            loss = (q(x) - goal).square().mean()
+
+    assert loss.dim() == 0
+    assert "are one tensor now and were two" in the_cause("same_input").text

@@ -201,3 +201,20 @@ def test_each_graph_of_lbfgs_has_one_cause_and_says_what_is_other(mark, search):
     assert "`history_size`" in next(
         each.top.fix for each in found if "earlier direction" in each.text
     )
+
+
+def test_a_loss_of_another_head_explains_the_update_of_its_parameters():
+    trunk, head = nn.Linear(4, 4).to(DEVICE), nn.Linear(4, 1).to(DEVICE)
+    optimizer = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.1)
+    x, depth = ones(2, 4), ones(2, 1)
+    for has_depth in (False, True):
+        with lazyrt.step():
+            optimizer.zero_grad()
+            h = trunk(x)
+            found, loss = head(h), h.square().mean()
+            if has_depth:
+                loss = loss + (found - depth).abs().mean()
+            loss.backward()
+            optimizer.step()
+
+    assert the_cause("new_input").text.startswith("input `depth` f32[2,1] is read at ")

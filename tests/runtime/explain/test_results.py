@@ -214,3 +214,17 @@ def test_what_waits_in_a_bucket_for_the_next_step_is_named():
     assert carried[0].variable == "waiting"
     assert carried[0].text.startswith("2 items of the list `waiting`, made in step ")
     assert "a flush of buckets" in carried[0].fix
+
+
+def test_what_was_made_before_the_loop_is_not_made_again_and_still_lives():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+    weights = torch.zeros(2, device=DEVICE)
+    for _ in range(2):
+        with lazyrt.step():
+            out = (x @ x).sum()
+
+    assert (out.dim(), weights.dim()) == (0, 1)
+    (cause,) = explained()[-1].causes
+    assert cause.text.endswith("was made in graph.1 and is not made again")
+    assert cause.fix.startswith("nothing to do")

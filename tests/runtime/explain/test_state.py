@@ -180,3 +180,17 @@ def test_a_queue_names_what_it_reads_of_earlier_steps():
         del loss, made
 
     assert "1 item of the list `queue`" in the_cause("carried_over").text
+
+
+def test_gradients_that_are_zeroed_and_kept_are_named_with_the_line_that_zeroes_them():
+    model, x = nn.Linear(3, 2).to(DEVICE), ones(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for sets_to_none in (True, True, False):
+        with lazyrt.step():
+            optimizer.zero_grad(set_to_none=sets_to_none)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    text = the_cause("carried_over").text
+    assert text.startswith("gradients `model.")
+    assert "gradients accumulate over steps (read at test_state.py:" in text

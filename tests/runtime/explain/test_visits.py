@@ -330,3 +330,46 @@ def test_layers_of_a_model_are_no_repeated_block():
         out = layers(ones(2, 4)).sum()
 
     assert explained()[-1].block is None, out
+
+
+def test_another_function_that_computes_a_value_is_a_path_and_no_constant():
+    x = ones(4, 3)
+    lazyrt.mark_step()
+
+    def focal(logits):
+        return (torch.log_softmax(logits, -1).exp() * 0.5).sum()
+
+    for loss in (lambda logits: torch.log_softmax(logits, 1).sum(), focal):
+        with lazyrt.step():
+            out = loss(x)
+
+    assert out.dim() == 0
+    assert "`aten.exp.default`" in the_cause("code_path").text
+
+
+def test_a_new_part_that_also_draws_random_numbers_is_a_path():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+
+    def penalty(y):
+        mix = torch.rand(4, 1, device=DEVICE)
+        mixed = mix * y
+        norm = (mixed @ mixed).tanh().square().sum(1).sqrt()
+        return (norm - 1).square().mean()
+
+    def step(*, penalised):
+        with lazyrt.step():
+            y = x
+            for _ in range(8):
+                y = (y @ x).tanh()
+            loss = y.sum()
+            if penalised:
+                loss = loss + penalty(x)
+        return loss
+
+    step(penalised=False)
+    step(penalised=True)
+
+    text = the_cause("code_path").text
+    assert "and 4 more lines are new: " in text
+    assert " at test_visits.py:" in text
