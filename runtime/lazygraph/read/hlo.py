@@ -492,7 +492,7 @@ _MAX_BODIES = 50
 _MAX_JOINED_LINES = 100_000
 
 
-def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloModule]:
+def modules(text: str, *, partial: bool = False) -> list[HloModule]:
     """Return every HLO module in a text.
 
     What stands before, between and after the modules, such as a log's own lines, is skipped.
@@ -500,19 +500,17 @@ def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloMo
     Args:
         text: HLO text, of one module or of several.
         partial: Take excerpts: operands, computations and ends may be missing.
-        source: Name of the file, for errors.
 
     Raises:
         HloSyntaxError: The text is no HLO, or is cut off, with line and column.
     """
-    return _Reader(text, partial=partial, source=source).read()
+    return _Reader(text, partial=partial).read()
 
 
 class _Reader:
-    def __init__(self, text: str, *, partial: bool, source: str) -> None:
+    def __init__(self, text: str, *, partial: bool) -> None:
         self._lines = text.split("\n")
         self._partial = partial
-        self._source = source
         self._found: list[HloModule] = []
         self._module: HloModule | None = None
         self._computation: Computation | None = None
@@ -945,7 +943,7 @@ class _Reader:
         if at:
             shown = self._lines[line - 1] if line <= len(self._lines) else ""
             column = shown.find(f"%{at}") + 1 or shown.find(at) + 1 or 1
-        return HloSyntaxError(message, line, column, self._source)
+        return HloSyntaxError(message, line, column)
 
 
 def _begins(line: str) -> bool:

@@ -311,29 +311,27 @@ _SITE = re.compile(r"(?:cell \d+ line \d+|.+:\d+)$")
 _KINDS = {prefix: kind for kind, prefix in LEAF_PREFIXES.items()}
 
 
-def graph(text: str, source: str = "") -> Graph:
+def graph(text: str) -> Graph:
     """Return the graph of one IR text.
 
     Raises:
         HloSyntaxError: A line is no node, reads what no line above defines, or the last line,
             `return ...`, is missing.
     """
-    reader = _TextReader(source)
+    reader = _TextReader()
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and reader.read(line.rstrip(), number):
             return reader.builder.finish(reader.roots)
     raise HloSyntaxError(
         "the IR has no line `return ...`. The text was cut off; save it again.",
         text.rstrip().count("\n") + 1,
-        source=source,
     )
 
 
 class _TextReader:
-    def __init__(self, source: str) -> None:
+    def __init__(self) -> None:
         self.builder = GraphBuilder("IR")
         self.roots: list[int] = []
-        self._source = source
         self._ids: dict[str, int] = {}
         self._results: dict[str, tuple[str, int, int]] = {}
 
@@ -352,7 +350,6 @@ class _TextReader:
                 f"{line[:40]!r} is no node of the IR. One reads "
                 "`%1 = aten.relu.default(%0) : f32[2]`.",
                 number,
-                source=self._source,
             )
         return False
 
@@ -394,7 +391,6 @@ class _TextReader:
                 f"the line reads %{name}, which no line above defines. The text lacks lines; "
                 "save it again.",
                 line,
-                source=self._source,
             )
         return known
 

@@ -58,10 +58,11 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes):
         text = text_of_bytes(text, source)
-    text = torch_ir.without_dot(undrawn(readable(text)), source)
+    text = undrawn(readable(text))
     try:
-        return _parsed(text, module, source)
-    except HloSyntaxError:
+        return _parsed(torch_ir.without_dot(text), module)
+    except HloSyntaxError as error:
+        error.source = source
         raise
     except MisplacedError as error:
         raise _placed(error, text, source) from error
@@ -110,27 +111,26 @@ def unpacked(data: bytes, source: str) -> bytes:
 
 
 @gc_paused
-def parse_all(text: str, *, source: str = "") -> list[Graph]:
+def parse_all(text: str) -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
-    text = torch_ir.without_dot(undrawn(readable(text)), source)
+    text = torch_ir.without_dot(undrawn(readable(text)))
     if _HLO.search(text):
-        return [graph_of_module(each) for each in modules(text, source=source)]
+        return [graph_of_module(each) for each in modules(text)]
     if torch_ir.START.search(text):
-        return torch_ir.graphs(text, source)
-    return [parse(text, source=source)]
+        return torch_ir.graphs(text)
+    return [parse(text)]
 
 
-def _parsed(text: str, module: str | int, source: str) -> Graph:
+def _parsed(text: str, module: str | int) -> Graph:
     if _HLO.search(text):
-        found = modules(text, source=source)
-        return graph_of_module(_chosen(found, module))
+        return graph_of_module(_chosen(modules(text), module))
     if torch_ir.START.search(text):
-        return _chosen(torch_ir.graphs(text, source), module)
+        return _chosen(torch_ir.graphs(text), module)
     if _MLIR.search(text):
-        return MlirModule(text, source).graph()
+        return MlirModule(text).graph()
     if lazy_ir.START.match(text):
-        return lazy_ir.graph(text, source)
-    raise HloSyntaxError(_no_program(text), source=source)
+        return lazy_ir.graph(text)
+    raise HloSyntaxError(_no_program(text))
 
 
 def readable(text: str | bytes) -> str:
