@@ -473,22 +473,12 @@ def nameless(module: HloModule) -> tuple[Computation, int] | None:
     return None
 
 
-# Every alternative starts with another character, so that matching is linear.
-_FLAT = r"[^()\"\n]*+(?:\([^()\"\n]*+\)[^()\"\n]*+)*+"
-_INSTRUCTION = re.compile(
-    r"\s*(ROOT )?%?([\w.\-]+) = "
-    r"([a-z]\w*\[[^\[\]\s]*\](?:\{[^{}\s]*\})?|\(" + _FLAT + r"\)) "
-    r"([a-z][\w\-]*)\((" + _FLAT + r")\)(.*)",
-    re.DOTALL,
-)
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
-_HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]*)\s*(?=[({])")
+_HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]+)\s*(?=[({])")
 _MODULE = re.compile(r"HloModule\s+%?([^\s,]*)(.*)")
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
 # A brace may close a part of a literal, too: `})` or `},` and no more.
 _BEGINNING = re.compile(r"ENTRY|HloModule|\}(?!\)|,\s*$)")
-# Bodies within bodies.
-_MAX_BODIES = 50
 _MAX_JOINED_LINES = 100_000
 
 
@@ -518,7 +508,6 @@ class _Reader:
         self._references: list[tuple[Computation, int, Sequence[str]]] = []
         self._new_forms([])
         self._at = 0
-        self._depth = 0  # of bodies that stand within instructions
 
     def read(self) -> list[HloModule]:
         lines = self._lines
@@ -532,18 +521,15 @@ class _Reader:
                 self._instructions(self._computation)
         if self._computation is not None:
             if not self._partial:
-                raise self._cut_within(self._computation)
+                raise self._error(
+                    f"the text ends within the computation %{self._computation.name}: its "
+                    "closing brace is missing. The dump was cut off; save it again.",
+                    line=end,
+                    column=len(lines[-1]) + 1,
+                )
             self._close()
         self._finish_module()
         return self._found
-
-    def _cut_within(self, computation: Computation) -> HloSyntaxError:
-        return self._error(
-            f"the text ends within the computation %{computation.name}: its "
-            "closing brace is missing. The dump was cut off; save it again.",
-            line=len(self._lines),
-            column=len(self._lines[-1]) + 1,
-        )
 
     def _outside(self, line: str) -> None:
         if not line or line.isspace():
@@ -557,33 +543,26 @@ class _Reader:
         stripped = line.rstrip()
         if stripped.endswith("{"):
             found = _HEADER.match(line)
-            if found and self._may_start(found, stripped) and self._has_name(found):
+            if found and self._may_start(found, stripped):
                 self._start_computation(found)
                 return
         if self._partial and " = " in line:
             self._start_excerpt()
             self._inside(line)
             return
-        if self._module is not None and START.match(line) and line[:1].isspace():
+        start = START.match(line)
+        if self._module is not None and start and line[:1].isspace():
             raise self._error(
                 "an instruction stands outside of every computation. The line above it "
-                "should open one, as in `ENTRY main {`."
+                "should open one, as in `ENTRY main {`; a module printed without `print_ids` lacks "
+                "the name there.",
+                column=start.start(2) + 1,
             )
 
     def _may_start(self, found: re.Match[str], stripped: str) -> bool:
         if self._module is None and not self._partial:
             return False
         return "->" in stripped or stripped[found.end() :].strip() == "{"
-
-    def _has_name(self, found: re.Match[str]) -> bool:
-        """Return whether a header is one: XLA's `fingerprint` form leaves the names out."""
-        return bool(found[2]) or START.match(self._following()) is not None
-
-    def _line(self) -> str:
-        return self._lines[self._at] if self._at < len(self._lines) else ""
-
-    def _following(self) -> str:
-        return self._lines[self._at + 1] if self._at + 1 < len(self._lines) else ""
 
     def _start_module(self, line: str) -> None:
         found = _MODULE.match(line)
@@ -634,7 +613,7 @@ class _Reader:
         if self._module is None:
             self._module = HloModule("excerpt")
             self._new_forms(self._module.forms)
-        name = found[2] or f"computation.{self._at + 1}"
+        name = found[2]
         if name in self._module.computations:
             raise self._error(
                 f"the computation %{name} is defined a second time. Names of computations "
@@ -662,105 +641,18 @@ class _Reader:
         self._computation = computation
 
     def _instructions(self, computation: Computation) -> None:
-        """Take the lines of a computation up to its end; what is odd goes to `_inside`."""
+        """Take the lines of a computation up to its end; what is odd is scanned."""
         lines = self._lines
         while self._at < len(lines) and self._computation is computation:
             if not self._partial:
                 self._at = self._common.add(computation, lines, self._at)
             if self._at < len(lines):
-                self._inside_or_before(computation, lines[self._at])
+                try:
+                    self._inside(lines[self._at])
+                except HloSyntaxError:
+                    self._check_names(computation)  # a name that was taken before it
+                    raise
                 self._at += 1
-
-    def _inside_or_before(self, computation: Computation, line: str) -> None:
-        """Take a line; what is wrong with it, or with a name that was taken before, is told."""
-        try:
-            if not self._takes_bodies(computation, line):
-                self._inside(line)
-        except HloSyntaxError:
-            self._check_names(computation)
-            raise
-
-    def _takes_bodies(self, computation: Computation, line: str) -> bool:
-        """Take what XLA's `canonical` form writes in the place of a computation's name.
-
-        The bodies stand in braces of their own lines, behind `to_apply=`, or several within
-        `branch_computations={`. Each becomes a computation, whose name takes its place.
-        """
-        is_list = line.endswith("={") and self._following().strip() == "{"
-        if is_list:
-            self._inside(line[:-1])
-            self._at += 1
-        elif line.strip() != "{" or not len(computation):
-            return False
-        form = computation.table[computation.forms[-1]]
-        attrs = form.attrs
-        while attrs.endswith("=") and self._line().strip() == "{":
-            said, tail = self._bodies(computation, is_list=is_list)
-            attrs += said + tail
-            is_list = tail.endswith("={") and self._following().strip() == "{"
-            attrs = attrs[:-1] if is_list else attrs
-            self._at += attrs.endswith("=")
-        if attrs == form.attrs:
-            return False
-        attrs, metadata = without_metadata(attrs)
-        self._check_attributes(computation.names[-1], attrs)
-        key = (f"{form.type} {form.op}", attrs)
-        known = self._forms.numbers.get(key)
-        computation.forms[-1] = self._forms.add(key) if known is None else known
-        computation.metadata[-1] = metadata or computation.metadata[-1]
-        return True
-
-    def _bodies(self, outer: Computation, *, is_list: bool) -> tuple[str, str]:
-        """Return the names that stand for bodies, and what follows them."""
-        names = []
-        while self._line().strip() == "{":
-            names.append(f"%{self._body(outer)}")
-            tail = self._line().strip()[1:]
-            if not is_list:
-                return names[0], tail
-            self._at += 1
-        tail = self._line().strip()
-        if not tail.startswith("}"):
-            raise self._error(
-                "the list of computations is never closed. The dump was cut off; save it again."
-            )
-        return f"{{{', '.join(names)}}}", tail[1:]
-
-    def _body(self, outer: Computation) -> str:
-        """Take one body; return the name that it gets. Ends at its closing brace."""
-        assert self._module is not None
-        if self._depth >= _MAX_BODIES:
-            raise self._error(
-                f"computations nest more than {_MAX_BODIES} deep, which no HLO does."
-            )
-        name = f"{outer.names[-1]}.{self._at + 1}"
-        body = Computation(name, self._at + 1, table=self._module.forms)
-        self._module.computations[name] = self._computation = body
-        self._at += 1
-        self._depth += 1
-        self._instructions(body)
-        self._depth -= 1
-        if self._computation is body:
-            raise self._cut_within(body)
-        self._computation = outer
-        self._at -= 1
-        return name
-
-    def _inside(self, line: str) -> None:
-        computation = self._computation
-        assert computation is not None
-        if "/*" in line:
-            line = COMMENT.sub("", line)
-        found = _INSTRUCTION.match(line)
-        if found is None:
-            self._unusual(line)
-            return
-        root, name, type_text, op, body, rest = found.groups()
-        odd = '"' in body or (op in LITERAL_OPS and body.count("(") != body.count(")"))
-        if odd or (rest and depth_of(rest) > 0):
-            self._unusual(line)
-            return
-        self._add(computation, root, name, type_text, op, body, rest)
 
     def _add(
         self,
@@ -809,7 +701,7 @@ class _Reader:
             raise self._error(
                 f"%{name} reads more than it says: `{hidden}` stands for the others. "
                 "Print the module without the option `compact_operands`.",
-                column=self._line().find(hidden) + 1,
+                column=self._lines[self._at].find(hidden) + 1,
             )
 
     def _check_attributes(self, name: str, rest: str) -> None:
@@ -822,7 +714,9 @@ class _Reader:
             column = line.find(rest[fault.at :].split("\n", 1)[0]) + 1
             raise self._error(f"after %{name}, {fault.message}", column=column or 1)
 
-    def _unusual(self, line: str) -> None:
+    def _inside(self, line: str) -> None:
+        if "/*" in line:
+            line = COMMENT.sub("", line)
         stripped = line.strip()
         if stripped.startswith("}"):
             self._close()
@@ -925,6 +819,11 @@ class _Reader:
                 f"%{header[2]} begins before the computation %{computation.name} of line "
                 f"{computation.line} has ended. Put its closing brace back, or save the dump "
                 "again."
+            )
+        if stripped.lstrip() == "{":
+            return self._error(
+                "a computation stands in the place of its name, as XLA's option `canonical` prints "
+                "it. Print the module without that option."
             )
         return self._error(
             f"{clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
