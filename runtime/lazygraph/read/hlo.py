@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
@@ -189,84 +190,6 @@ def with_named_files(stablehlo: str, called: Callable[[str], str]) -> str:
     )
 
 
-class Misread(NamedTuple):
-    """What is wrong with what an instruction reads, on which line, and of which name."""
-
-    message: str
-    line: int
-    at: str
-
-
-def resolve_forward_references(
-    references: Sequence[tuple[Computation, int, Sequence[str]]], *, partial: bool
-) -> Misread | None:
-    """Fill in operands that were not known when their users were read.
-
-    Args:
-        references: A computation, a position in it, and the names that it reads, for each.
-        partial: Operands may be missing.
-
-    Returns:
-        What is wrong; None if nothing is.
-    """
-    reordered: dict[str, Computation] = {}
-    for computation, position, names in references:
-        found = [computation.index.get(each, -1) for each in names]
-        if -1 in found and not partial:
-            missing = names[found.index(-1)]
-            return Misread(
-                f"%{computation.names[position]} reads %{missing}, which the computation "
-                f"%{computation.name} does not define. The dump was cut or edited.",
-                computation.lines[position],
-                missing,
-            )
-        computation.operands[position] = tuple(found)
-        computation.operand_names[position] = tuple(names)
-        if any(each >= position for each in found):
-            reordered[computation.name] = computation
-    sorted_ones = (_sort(computation) for computation in reordered.values())
-    return next(filter(None, sorted_ones), None)
-
-
-def _sort(computation: Computation) -> Misread | None:
-    order, waits_for_itself = _topological(computation.operands)
-    if waits_for_itself < 0:
-        computation.reorder(order)
-        return None
-    name = computation.names[waits_for_itself]
-    return Misread(
-        f"the computation %{computation.name} has a cycle through %{name}, which cannot be "
-        "computed in any order. The dump was edited.",
-        computation.lines[waits_for_itself],
-        name,
-    )
-
-
-def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
-    """Return positions with operands first, keeping the text's order, or who is in a cycle."""
-    done: dict[int, None] = {}
-    for start in range(len(operands)):
-        stack = [start]
-        under_way: set[int] = set()
-        while stack:
-            position = stack[-1]
-            if position in done:
-                stack.pop()
-                continue
-            waiting = [
-                each for each in operands[position] if each >= 0 and each not in done
-            ]
-            if not waiting:
-                done[position] = None
-                stack.pop()
-            elif position in under_way:
-                return [], position
-            else:
-                under_way.add(position)
-                stack.extend(waiting)
-    return list(done), -1
-
-
 _HEAD = re.compile(r"\w+\[[^\[\]\s]*\](?:\{[^{}\s]*\})? [a-z][\w\-]*")
 _ODD = re.compile(r'["(]')
 
@@ -326,15 +249,38 @@ class _Literals(dict[Key, int]):
 
 
 class CommonLines:
-    """Adds common lines of one module to its computations.
+    """The forms of one module by what makes them; adds common lines to its computations.
 
-    Args:
-        form_of: Returns the number of a form; raises a `FaultError` where it cannot be right.
+    Attributes:
+        numbers: Positions of the forms in the module's table, by head, attributes and literal.
     """
 
-    def __init__(self, form_of: Callable[[Key], int]) -> None:
-        self._heads = _Heads(form_of)
-        self._literals = _Literals(form_of)
+    def __init__(self, table: list[Form]) -> None:
+        self.numbers: dict[Key, int] = {}
+        self._table = table
+        self._heads = _Heads(self._form_of)
+        self._literals = _Literals(self._form_of)
+
+    def _form_of(self, key: Key) -> int:
+        """Return the number of the form of a common line.
+
+        Raises:
+            FaultError: Its attributes cannot be right.
+        """
+        found = self.numbers.get(key)
+        if found is not None:
+            return found
+        if key[1] and fault_of(key[1]) is not None:
+            raise FaultError
+        return self.add_form(key)
+
+    def add_form(self, key: Key) -> int:
+        """Return the number of a new form."""
+        type_text, _, op = key[0].rpartition(" ")
+        number = self.numbers[key] = len(self._table)
+        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
+        self._table.append(Form(op, type_text, *plain))
+        return number
 
     def add(self, computation: Computation, lines: list[str], at: int) -> int:
         """Add lines, up to the first that has another form, or is wrong; return its position.
@@ -409,68 +355,12 @@ def _operands(body: str, index: dict[str, int]) -> tuple[int, ...]:
     return tuple([index[name] for name in operand_names(body)])
 
 
-class InternedForms:
-    """The forms of one module by what makes them. It knows no reader, which holds the text.
-
-    Attributes:
-        numbers: Their positions in the module's table, by head, attributes and literal.
-    """
-
-    def __init__(self, table: list[Form]) -> None:
-        self.numbers: dict[tuple[str, ...], int] = {}
-        self._table = table
-
-    def common(self, key: tuple[str, ...]) -> int:
-        """Return the number of the form of a common line.
-
-        Raises:
-            FaultError: Its attributes cannot be right.
-        """
-        found = self.numbers.get(key)
-        if found is not None:
-            return found
-        if key[1] and fault_of(key[1]) is not None:
-            raise FaultError
-        return self.add(key)
-
-    def add(self, key: tuple[str, ...]) -> int:
-        """Return the number of a new form."""
-        type_text, _, op = key[0].rpartition(" ")
-        number = self.numbers[key] = len(self._table)
-        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
-        self._table.append(Form(op, type_text, *plain))
-        return number
-
-
 _HIDDEN = re.compile(r"\.\.\.\(\+\d+\)?")
 # What may read nothing.
 _SOURCES = LITERAL_OPS | {
     "tuple", "after-all", "create-token", "partition-id", "replica-id", "infeed",
     "rng-get-and-update-state", "custom-call", "fusion", "call", "async-start", "map",
 }  # fmt: skip
-
-
-def hidden_operands(body: str) -> str:
-    """Return what stands for operands that were not printed; empty if nothing does.
-
-    Example:
-        >>> hidden_operands("%a, ...(+3)"), hidden_operands("%a, %b")
-        ('...(+3)', '')
-    """
-    found = _HIDDEN.search(body)
-    return found[0] if found else ""
-
-
-def nameless(module: HloModule) -> tuple[Computation, int] | None:
-    """Return the first instruction that must read something, where none says what it reads."""
-    computations = module.computations.values()
-    if any(any(each.operands) for each in computations):
-        return None
-    for computation in computations:
-        for position, form in enumerate(computation.forms):
-            if computation.table[form].op not in _SOURCES:
-                return computation, position
-    return None
 
 
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
@@ -506,7 +396,7 @@ class _Reader:
         self._computation: Computation | None = None
         self._tables = FrameTables()
         self._references: list[tuple[Computation, int, Sequence[str]]] = []
-        self._new_forms([])
+        self._common = CommonLines([])
         self._at = 0
 
     def read(self) -> list[HloModule]:
@@ -570,12 +460,8 @@ class _Reader:
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
         self._module = HloModule(found[1] or "module", header=found[2].lstrip(", "))
-        self._new_forms(self._module.forms)
+        self._common = CommonLines(self._module.forms)
         self._tables = FrameTables()
-
-    def _new_forms(self, table: list[Form]) -> None:
-        self._forms = InternedForms(table)
-        self._common = CommonLines(self._forms.common)
 
     def _finish_module(self) -> None:
         module = self._module
@@ -597,22 +483,24 @@ class _Reader:
 
     def _check_operand_names(self, module: HloModule) -> None:
         """Refuse instructions whose operands were printed without names."""
-        found = None if self._partial else nameless(module)
-        if found is None:
+        computations = module.computations.values()
+        if self._partial or any(any(each.operands) for each in computations):
             return
-        computation, at = found
-        op, line = computation.table[computation.forms[at]].op, computation.lines[at]
-        raise self._error(
-            f"%{computation.names[at]} names nothing that it reads, and {op} reads something. "
-            "Print the module with `print_operand_names`.",
-            line=line,
-            column=self._lines[line - 1].find(f"{op}(") + 1,
-        )
+        for computation in computations:
+            for at, form in enumerate(computation.forms):
+                op, line = computation.table[form].op, computation.lines[at]
+                if op not in _SOURCES:
+                    raise self._error(
+                        f"%{computation.names[at]} names nothing that it reads, and {op} reads "
+                        "something. Print the module with `print_operand_names`.",
+                        line=line,
+                        column=self._lines[line - 1].find(f"{op}(") + 1,
+                    )
 
     def _start_computation(self, found: re.Match[str]) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._new_forms(self._module.forms)
+            self._common = CommonLines(self._module.forms)
         name = found[2]
         if name in self._module.computations:
             raise self._error(
@@ -632,7 +520,7 @@ class _Reader:
     def _start_excerpt(self) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._new_forms(self._module.forms)
+            self._common = CommonLines(self._module.forms)
         name = "excerpt"
         computation = self._module.computations.get(name)
         if computation is None:
@@ -687,21 +575,21 @@ class _Reader:
                 "printed without `print_ids`.",
                 at=name,
             )
-        form = self._forms.numbers.get(key)
+        form = self._common.numbers.get(key)
         if form is None:
             self._check_attributes(name, rest)
-            form = self._forms.add(key)
+            form = self._common.add_form(key)
         position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
             computation.root = position
 
     def _check_operands(self, name: str, body: str) -> None:
         """Refuse operands that were left out, which would read as fewer."""
-        if not self._partial and (hidden := hidden_operands(body)):
+        if not self._partial and (hidden := _HIDDEN.search(body)):
             raise self._error(
-                f"%{name} reads more than it says: `{hidden}` stands for the others. "
+                f"%{name} reads more than it says: `{hidden[0]}` stands for the others. "
                 "Print the module without the option `compact_operands`.",
-                column=self._lines[self._at].find(hidden) + 1,
+                column=self._lines[self._at].find(hidden[0]) + 1,
             )
 
     def _check_attributes(self, name: str, rest: str) -> None:
@@ -831,9 +719,41 @@ class _Reader:
         )
 
     def _resolve_references(self) -> None:
+        """Fill in operands that were not known when their users were read."""
         references, self._references = self._references, []
-        if fault := resolve_forward_references(references, partial=self._partial):
-            raise self._error(fault.message, line=fault.line, at=fault.at)
+        reordered: dict[str, Computation] = {}
+        for computation, position, names in references:
+            found = [computation.index.get(each, -1) for each in names]
+            if -1 in found and not self._partial:
+                missing = names[found.index(-1)]
+                raise self._error(
+                    f"%{computation.names[position]} reads %{missing}, which the computation "
+                    f"%{computation.name} does not define. The dump was cut or edited.",
+                    line=computation.lines[position],
+                    at=missing,
+                )
+            computation.operands[position] = tuple(found)
+            computation.operand_names[position] = tuple(names)
+            if any(each >= position for each in found):
+                reordered[computation.name] = computation
+        for computation in reordered.values():
+            self._sort(computation)
+
+    def _sort(self, computation: Computation) -> None:
+        """Put operands before their users."""
+        rows = enumerate(computation.operands)
+        reads = {k: [each for each in row if each >= 0] for k, row in rows}
+        try:
+            computation.reorder([*TopologicalSorter(reads).static_order()])
+        except CycleError as error:
+            at = error.args[1][0]
+            raise self._error(
+                f"the computation %{computation.name} has a cycle through "
+                f"%{computation.names[at]}, which cannot be computed in any order. The dump was "
+                "edited.",
+                line=computation.lines[at],
+                at=computation.names[at],
+            ) from None
 
     def _error(
         self, message: str, *, line: int = 0, column: int = 1, at: str = ""
