@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
@@ -158,27 +159,15 @@ class _Known(NamedTuple):
     single: bool
 
 
-class _ScopeHints(dict[str, str]):
-    """The hints of nodes, by module path."""
-
-    def __init__(self, *, is_backward: bool) -> None:
-        super().__init__()
-        self._is_backward = is_backward
-
-    def __missing__(self, module: str) -> str:
-        scope = _scope(module, is_backward=self._is_backward)
-        hint = self[module] = f"{scope}/" if scope else ""
-        return hint
+@lru_cache(maxsize=65_536)
+def _hint(module: str, is_backward: bool) -> str:  # noqa: FBT001
+    scope = _scope(module, is_backward=is_backward)
+    return f"{scope}/" if scope else ""
 
 
 def _hints(provenances: list[Any]) -> list[str]:
-    forward, backward = _ScopeHints(is_backward=False), _ScopeHints(is_backward=True)
     return [
-        ""
-        if each is None
-        else forward[each.module]
-        if each.backward is None
-        else backward[each.module]
+        "" if each is None else _hint(each.module, each.backward is not None)
         for each in provenances
     ]
 

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -284,17 +284,15 @@ class LiveReport:
     @property
     def nbytes(self) -> int:
         """Size of the listed tensors together, in bytes; memory that two have counts once."""
-        return sum(row.nbytes for row in self.rows if not row.same_memory_as)
+        return _size(self.rows)
 
     @property
     def by_device(self) -> dict[int, int]:
         """How many bytes of the listed tensors each device has; empty without a mesh."""
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for row in self.rows:
-            for device, nbytes in (
-                row.by_device.items() if not row.same_memory_as else ()
-            ):
-                found[device] = found.get(device, 0) + nbytes
+            if not row.same_memory_as:
+                found.update(row.by_device)
         return dict(sorted(found.items()))
 
     @property
