@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
+from lazygraph.readable import text_table
 from lazyviz.render import html
-from lazyviz.render.html import Fragment, markup, one_line, printable
+from lazyviz.render.html import Fragment, markup, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -353,27 +354,12 @@ def _wrapped(name: str, words: str, width: int) -> str:
 
 
 def _table_text(table: Table) -> str:
-    header = [one_line(title) for title in table.header]
-    cells = [[_cell_text(value) for value in row] for row in table.rows]
-    widths = [
-        max([len(title), *(len(row[i]) for row in cells)])
-        for i, title in enumerate(header)
+    columns = range(len(table.header))
+    right = [
+        bool(table.rows) and all(isinstance(row[k], int | float) for row in table.rows)
+        for k in columns
     ]
-    sides = [
-        ">"
-        if table.rows and all(isinstance(row[i], int | float) for row in table.rows)
-        else "<"
-        for i in range(len(header))
-    ]
-    rule = ["-" * width for width in widths]
-    lines = (
-        "  ".join(
-            f"{part:{side}{width}}"
-            for part, side, width in zip(parts, sides, widths, strict=True)
-        )
-        for parts in [header, rule, *cells]
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    return text_table(table.header, table.rows, right)
 
 
 def _table_html(table: Table) -> str:
@@ -395,12 +381,6 @@ def _table_html(table: Table) -> str:
         f'<table style="{html.FONT}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
-
-
-def _cell_text(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return one_line(str(value))
 
 
 def _is_measured(column: Sequence[object]) -> bool:

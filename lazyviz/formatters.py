@@ -1,4 +1,4 @@
-"""What a lazy tensor and a graph show as a cell's result.
+"""What a lazy tensor, a graph and a report of live tensors show as a cell's result.
 
 Displaying a tensor computes its value by a peek: the pending graph, its fingerprint and
 the random state stay as they are. The text is the runtime's own `repr`; a notebook gets
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz import session
 from lazyviz.doc import Code, Doc, Drawn, Sentence
 from lazyviz.draw import panel, svg
+from lazyviz.inspection.live import live_doc
 from lazyviz.render import text
 from lazyviz.shell.lazytensors import is_lazy
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _TENSOR = ("torch", "Tensor")
 _GRAPH = ("lazyrt.execution.graph", "Graph")
+_LIVE = ("lazyrt.control.live_tensors", "LiveReport")
 _PLAN = "<lazyrt "
 _MAX_LISTED_OPS = 60
 _MIN_PICTURED = 16
@@ -36,7 +38,8 @@ def install(shell: InteractiveShell) -> list[Callable[[], None]]:
     bundle = display_formatter.mimebundle_formatter
     return [
         _register(bundle, _TENSOR, _tensor_bundle(shell)),
-        _register(bundle, _GRAPH, _graph_bundle),
+        _register(bundle, _GRAPH, lambda graph: _bundle(graph_doc(graph))),
+        _register(bundle, _LIVE, lambda found: _bundle(live_doc(found))),
     ]
 
 
@@ -175,8 +178,8 @@ def graph_doc(shown: Any, hint: str = "") -> Doc:
     )
 
 
-def _graph_bundle(graph: Any) -> dict[str, str]:
-    doc, current = graph_doc(graph), session.current()
+def _bundle(doc: Doc) -> dict[str, str]:
+    current = session.current()
     bundle = {"text/plain": doc.to_text()}
     if doc.needs_html and current is not None and wants_html(current.shell):
         bundle["text/html"] = doc.to_html()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,7 +59,7 @@ class Side:
         return self.barrier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """The first barrier at which replicas part.
 
@@ -88,15 +89,6 @@ _SAME_SIZES = (
 )
 
 
-class _Told(NamedTuple):
-    """What is said of a row."""
-
-    sentence: str
-    fix: str = ""
-    causes: tuple[str, ...] = ()
-    diff: GraphDiff | None = None
-
-
 class _Reason(NamedTuple):
     """Why two graphs differ, and the line to look at."""
 
@@ -116,17 +108,14 @@ def first_difference(tracks: Sequence[Track], aligned: Aligned) -> Difference | 
 def _difference(
     number: int, row: Row, tracks: Sequence[Track], aligned: Aligned
 ) -> Difference:
-    sides = _sides(number, row, tracks, aligned)
+    sides = tuple(_sides(number, row, tracks, aligned))
+    found = partial(Difference, aligned.common + number + 1, row.kind, sides)
     if row.kind == "gap":
         mark = "torch_xla.sync()" if tracks[0].state == "dump" else "lazyrt.mark_step()"
-        told = _Told(*_gap(sides, mark))
-    elif row.kind == "place":
-        told = _Told(_place(sides))
-    else:
-        told = _graph(sides, tracks)
-    return Difference(
-        row=aligned.common + number + 1, kind=row.kind, sides=tuple(sides), **told._asdict()
-    )  # fmt: skip
+        return found(*_gap(sides, mark))
+    if row.kind == "place":
+        return found(_place(sides))
+    return found(*_graph(sides, tracks))
 
 
 def _sides(
@@ -196,7 +185,7 @@ def _extra(
     who = called(owners)
     have = _verb(owners, "has", "have")
     others = called(lacking.names) if len(lacking.names) == 1 else "the others"
-    have_not = "has" if len(lacking.names) == 1 else "have"
+    have_not = _verb(lacking.names, "has", "have")
     sentence = f"{who} {have} a {barrier.word}{_at(barrier)}, {_said(barrier)}, that {others} {have_not} not"
     waits = lacking.following
     if waits is not None and waits.place is not None:
@@ -217,7 +206,7 @@ def _missing(lacking: Side, having: Side) -> tuple[str, str]:
     barrier = having.own
     who = called(lacking.names)
     others = called(having.names) if len(having.names) == 1 else "the others"
-    have = "has" if len(having.names) == 1 else "have"
+    have = _verb(having.names, "has", "have")
     one = len(lacking.names) == 1
     sentence = (
         f"{who} {'has' if one else 'have'} no {barrier.word}{_at(barrier)}, {_said(barrier)}, that "
@@ -230,10 +219,8 @@ def _missing(lacking: Side, having: Side) -> tuple[str, str]:
         sentence += f": {wait}, while {'it goes' if one else 'they go'} on to {goes}"
     else:
         sentence += f": {wait}, and {'it runs' if one else 'they run'} nothing more"
-    guard = _guard(barrier.lines)
-    where = f"`{guard.text}` at {guard.place}" if guard else "what leads there"
-    fix = f"let {who} reach {barrier.place or 'it'} too: see {where}"
-    return sentence, fix
+    where = _guard(barrier.lines) or "what leads there"
+    return sentence, f"let {who} reach {barrier.place or 'it'} too: see {where}"
 
 
 def _said(barrier: Barrier) -> str:
@@ -260,8 +247,7 @@ def _let_all(barrier: Barrier, mark: str) -> str:
         barrier: What only some have.
         mark: The call that makes a barrier in such a program.
     """
-    guard = _guard(barrier.lines)
-    where = f"`{guard.text}` at {guard.place}" if guard is not None else ""
+    where = _guard(barrier.lines)
     if not barrier.cause.startswith("read by") and where:
         return f"let every replica run {barrier.place}: move it out of {where}"
     if barrier.word == "collective":
@@ -273,16 +259,8 @@ def _let_all(barrier: Barrier, mark: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Guard:
-    """A condition that a line stands under."""
-
-    place: str
-    text: str
-
-
-def _guard(lines: Sequence[Place]) -> _Guard | None:
-    """Return the innermost `if` around the lines that lead to a barrier; None if there is none."""
+def _guard(lines: Sequence[Place]) -> str:
+    """Return the innermost `if` around the lines that lead to a barrier, and where it stands."""
     for line in lines:
         if line.cell is not None or not line.file.endswith(".py"):
             continue
@@ -299,9 +277,9 @@ def _guard(lines: Sequence[Place]) -> _Guard | None:
         ]  # fmt: skip
         if found:
             node = max(found, key=lambda each: each.lineno)
-            place = f"{Path(line.file).name}:{node.lineno}"
-            return _Guard(place, clip(source[node.lineno - 1].strip(), 60))
-    return None
+            words = clip(source[node.lineno - 1].strip(), 60)
+            return f"`{words}` at {Path(line.file).name}:{node.lineno}"
+    return ""
 
 
 def _source(file: str) -> list[str]:
@@ -330,8 +308,13 @@ def _place(sides: Sequence[Side]) -> str:
     return f"the replicas run the same program from different lines: {'; '.join(parts)}"
 
 
-def _graph(sides: Sequence[Side], tracks: Sequence[Track]) -> _Told:
-    """Return what differs in the graphs of two sides: of most replicas, and of the next most."""
+def _graph(
+    sides: Sequence[Side], tracks: Sequence[Track]
+) -> tuple[str, str, tuple[str, ...], GraphDiff | None]:
+    """Return what differs in the graphs of two sides: of most replicas, and of the next most.
+
+    The sentence, the repair, the causes and the diff are those of a `Difference`.
+    """
     most, odd = sides[0], sides[1]
     if len(most.names) == len(
         odd.names
@@ -340,7 +323,12 @@ def _graph(sides: Sequence[Side], tracks: Sequence[Track]) -> _Told:
             (most, odd), key=lambda side: (not side.is_usual, order(side.names[0]))
         )
     if not odd.own.ran or not most.own.ran:
-        return _Told(_nothing_ran(*sorted((most, odd), key=lambda side: side.own.ran)))
+        return (
+            _nothing_ran(*sorted((most, odd), key=lambda side: side.own.ran)),
+            "",
+            (),
+            None,
+        )
     reasons, found, inputs = [], None, []
     try:
         programs = [_program(side, tracks) for side in (most, odd)]
@@ -362,7 +350,7 @@ def _graph(sides: Sequence[Side], tracks: Sequence[Track]) -> _Told:
     if len(sides) > 2:  # noqa: PLR2004
         rest = len(sides) - 2
         sentence += f"; {text.plural(rest, 'further group')} of replicas run{'s' if rest == 1 else ''} yet another program"
-    return _Told(sentence, fix, tuple(r.text for r in reasons[:_MAX_CAUSES]), found)
+    return sentence, fix, tuple(r.text for r in reasons[:_MAX_CAUSES]), found
 
 
 def _another_program(odd: Side, most: Side, reasons: Sequence[_Reason]) -> str:

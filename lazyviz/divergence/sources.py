@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazygraph import HloError, diff
+from lazygraph import HloError, diff, graph_of
 from lazygraph.read.file_types import looks_like_proto
 from lazygraph.read.open import readable
 from lazygraph.types import type_bytes
@@ -458,11 +458,10 @@ def _collective(row: dict[str, Any]) -> Barrier:
         Frame(str(each["name"]), str(each["filename"]), int(each["line"]))
         for each in row.get("frames", ())
     ]
-    own = user_frame(frames)
     return Barrier(
         cause=one_line(f"{kind}({types}) of {group}"),
-        place=None if own is None else Place(own.file, own.line, own.function),
-        lines=tuple(Place(f.file, f.line, f.function) for f in frames),
+        place=_place_of(user_frame(frames)),
+        lines=tuple(filter(None, map(_place_of, frames))),
         time=float(row["time_created_ns"]) / 1e9,
         word="collective",
     )
@@ -479,22 +478,22 @@ def _ordinal(path: Path) -> str:
 
 def _of_torch_xla(contents: str) -> tuple[list[Barrier], dict[str, Program]]:
     graphs = parse_tensors_dump(contents).graphs
-    programs = {g.identity: Program(load=partial(_graph_of, g)) for g in graphs}
+    programs = {g.identity: Program(load=partial(graph_of, g)) for g in graphs}
     return [_barrier(graph) for graph in graphs], programs
 
 
-def _graph_of(graph: DumpedGraph) -> Graph:
-    return graph.graph
-
-
 def _barrier(graph: DumpedGraph) -> Barrier:
-    own = user_frame(graph.frames)
-    places = [Place(f.file, f.line, f.function) for f in graph.frames]
-    place = Place(own.file, own.line, own.function) if own is not None else None
     return Barrier(
-        cause=graph.event, place=place, lines=tuple(places), graph=graph.identity,
+        cause=graph.event,
+        place=_place_of(user_frame(graph.frames)),
+        lines=tuple(filter(None, map(_place_of, graph.frames))),
+        graph=graph.identity,
         ops=graph.size,
-    )  # fmt: skip
+    )
+
+
+def _place_of(frame: Frame | None) -> Place | None:
+    return None if frame is None else Place(frame.file, frame.line, frame.function)
 
 
 def _of_programs(
@@ -503,15 +502,11 @@ def _of_programs(
     barriers, programs = [], {}
     for graph in parse_programs(contents).graphs:
         identity = _digest(graph)
-        programs[identity] = Program(load=partial(_itself, graph))
+        programs[identity] = Program(load=partial(graph_of, graph))
         barriers.append(
             Barrier(cause="program", step=graph.name, graph=identity, ops=len(graph))
         )
     return barriers, programs
-
-
-def _itself(graph: Graph) -> Graph:
-    return graph
 
 
 def _digest(graph: Graph) -> str:

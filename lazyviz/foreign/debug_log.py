@@ -27,15 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-_HEADER = [
-    "graph",
-    "name",
-    "in / out",
-    "compiles",
-    "executions",
-    "in",
-    "cause",
-]
+_HEADER = ["graph", "name", "in / out", "compiles", "executions", "in", "cause"]
 _HASH_DIGITS = 8
 _MAX_EVENTS = 200
 _READ = "a value was read before the step's end"
@@ -150,26 +142,24 @@ class DebugLog(Evidence):
 
     def doc(self) -> Doc:
         """Return a table of the graphs and what stands out; each event is folded."""
-        return _doc(self)
+        shown = self.events[:_MAX_EVENTS]
+        notes = list(sentences(self))
+        more = [
+            Note(f"{line}; `log.events` has all", page_only=True)
+            for line in text.more(len(self.events) - len(shown), "event")
+        ]
+        parts: list[Part] = [
+            Note(_summary(self)),
+            *([_table(self)] if self.events else []),
+            *([Points(notes)] if notes else []),
+            *(Fold(_title(event), _details(event)) for event in shown),
+            *more,
+        ]
+        return Doc(parts, css_class="lazyviz-log", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
         return {**plain(self), "findings": list(sentences(self))}
-
-
-def _doc(log: DebugLog) -> Doc:
-    shown = log.events[:_MAX_EVENTS]
-    notes = list(sentences(log))
-    parts: list[Part] = [
-        Note(_summary(log)),
-        *([_table(log)] if log.events else []),
-        *([Points(notes)] if notes else []),
-        *(Fold(_title(event), _details(event)) for event in shown),
-    ]
-    if len(shown) < len(log.events):
-        rest = text.plural(len(log.events) - len(shown), "later event")
-        parts.append(Note(f"... and {rest}; `log.events` has all", page_only=True))
-    return Doc(parts, css_class="lazyviz-log", gap="\n\n")
 
 
 def sentences(log: DebugLog) -> Iterator[str]:

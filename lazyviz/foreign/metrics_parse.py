@@ -300,20 +300,16 @@ class ReportDiff(Showable):
         """Return tables of what differs."""
         parts: list[Part] = []
         if self.metrics:
-            parts.append(Table(_HEADER, self._metric_rows()))
+            rows = [_row(name, *pair) for name, pair in self.metrics.items()]
+            parts.append(Table(_HEADER, rows))
         if self.changed_counters:
-            parts.append(Table(_COUNTER_HEADER, self._counter_rows()))
+            changed = [
+                (name, before, after, f"{after - before:+,}")
+                for name, (before, after) in self.changed_counters.items()
+            ]
+            parts.append(Table(_COUNTER_HEADER, changed))
         notes = map(Sentence, self._notes())
         return Doc([*parts, *notes], css_class="lazyviz-metrics", gap="\n\n")
-
-    def _metric_rows(self) -> list[list[object]]:
-        return [_row(name, *pair) for name, pair in self.metrics.items()]
-
-    def _counter_rows(self) -> list[list[object]]:
-        return [
-            [name, before, after, f"{after - before:+,}"]
-            for name, (before, after) in self.changed_counters.items()
-        ]
 
     def _notes(self) -> list[str]:
         notes = []

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.errors import HloSyntaxError
-from lazygraph.read import torch_ir
 from lazygraph.read.hlo_module import instruction_count
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Table
@@ -21,11 +18,10 @@ from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from lazygraph import Graph
-    from lazygraph.read.torch_ir import IrNode
 
 _PROGRAM_HEADER = [
     "program",
@@ -51,34 +47,6 @@ _STAGES = ("before", "ir", "stablehlo", "after")
 _MAX_NAMED = 4
 _PASS = re.compile(r"(\d{4})\.(.+)\.txt")
 _MODULE_HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
-
-
-def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
-    """Return the nodes of an IR graph in text form; see `lazygraph`.
-
-    Raises:
-        EvidenceError: It does not follow the form.
-    """
-    with _as_evidence():
-        return torch_ir.parse_ir(text, line)
-
-
-def parse_dot(text: str, line: int = 1) -> tuple[IrNode, ...]:
-    """Return the nodes of an IR graph in DOT form; see `lazygraph`.
-
-    Raises:
-        EvidenceError: It does not follow the form.
-    """
-    with _as_evidence():
-        return torch_ir.parse_dot(text, line)
-
-
-@contextmanager
-def _as_evidence() -> Iterator[None]:
-    try:
-        yield
-    except HloSyntaxError as error:
-        raise EvidenceError(error.message, error.line) from error
 
 
 @dataclass(frozen=True, slots=True, repr=False)

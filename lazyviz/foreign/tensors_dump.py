@@ -13,7 +13,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.read.torch_ir import ir_text
+from lazygraph.errors import HloSyntaxError
+from lazygraph.read.torch_ir import ir_text, parse_dot, parse_ir
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table
 from lazyviz.foreign.evidence import (
@@ -26,11 +27,10 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.program_dumps import parse_dot, parse_ir
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lazygraph import Graph, GraphDiff
     from lazygraph.read.torch_ir import IrNode
@@ -65,6 +65,18 @@ _MAX_SHOWN = 200
 Format = Literal["text", "dot", "hlo", "stablehlo"]
 
 
+_PARSERS = {"text": parse_ir, "dot": parse_dot}
+
+
+def _nodes(
+    parse: Callable[[str, int], tuple[IrNode, ...]], text: str, line: int
+) -> tuple[IrNode, ...]:
+    try:
+        return parse(text, line)
+    except HloSyntaxError as error:
+        raise EvidenceError(error.message, error.line) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DumpedGraph:
     """One graph of a dump.
@@ -94,9 +106,9 @@ class DumpedGraph:
         Raises:
             EvidenceError: The text does not follow its format.
         """
-        if self.format == "text":
-            return parse_ir(self.body, self.line)
-        return parse_dot(self.body, self.line) if self.format == "dot" else ()
+        if self.format not in _PARSERS:
+            return ()
+        return _nodes(_PARSERS[self.format], self.body, self.line)
 
     @cached_property
     def graph(self) -> Graph:
@@ -168,7 +180,21 @@ class TensorsDump(Evidence):
 
     def doc(self) -> Doc:
         """Return a table of the graphs and the most frequent ops; graphs are folded."""
-        return _doc(self)
+        folds = []
+        for positions in self.distinct.values():
+            graph = self.graphs[positions[0] - 1]
+            left = text.more(len(graph.body) - _MAX_CHARACTERS, "character")
+            body = "\n".join([graph.body[:_MAX_CHARACTERS], *left])
+            folds.append(Fold(_title(graph, positions), [Code(body)]))
+        many = text.plural(len(self.graphs), "graph")
+        summary = Note(f"{many}, {len(self.distinct):,} of them different")
+        found = (
+            [Sentence("\n".join(each))] if (each := list(_differences(self))) else []
+        )
+        ops = self.ops()
+        most = [Note(f"ops: {ranked(ops, _MAX_OPS)}")] if ops else []
+        parts = [summary, _table(self), *found, *folds, *most]
+        return Doc(parts, css_class="lazyviz-dump", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the graphs as plain data, IR nodes included."""
@@ -187,23 +213,6 @@ class TensorsDump(Evidence):
         """Return how often each op stands in the graphs that differ."""
         firsts = [self.graphs[positions[0] - 1] for positions in self.distinct.values()]
         return Counter(node.op for graph in firsts for node in graph.nodes)
-
-
-def _doc(dump: TensorsDump) -> Doc:
-    folds = []
-    for positions in dump.distinct.values():
-        graph = dump.graphs[positions[0] - 1]
-        left = text.more(len(graph.body) - _MAX_CHARACTERS, "character")
-        body = "\n".join([graph.body[:_MAX_CHARACTERS], *left])
-        folds.append(Fold(_title(graph, positions), [Code(body)]))
-    found = [Sentence("\n".join(each))] if (each := list(_differences(dump))) else []
-    ops = [Note(_ops(dump))] if _ops(dump) else []
-    parts = [Note(_summary(dump)), _table(dump), *found, *folds, *ops]
-    return Doc(parts, css_class="lazyviz-dump", gap="\n\n")
-
-
-def _summary(dump: TensorsDump) -> str:
-    return f"{text.plural(len(dump.graphs), 'graph')}, {len(dump.distinct):,} of them different"
 
 
 def _table(dump: TensorsDump) -> Table:
@@ -275,11 +284,6 @@ def _what(found: GraphDiff) -> str:
     if found.outputs.added or found.outputs.removed:
         parts.append("other outputs")
     return "; ".join(parts)
-
-
-def _ops(dump: TensorsDump) -> str:
-    ops = ranked(dump.ops(), _MAX_OPS)
-    return f"ops: {ops}" if ops else ""
 
 
 def parse_tensors_dump(dump: str) -> TensorsDump:
@@ -489,5 +493,5 @@ def _tensor(lines: list[str], number: int) -> ListedTensor:
         device=found["device"],
         ir_nodes=int(found["nodes"]),
         frames=tuple(filter(None, map(parse_frame, lines[1:begin]))),
-        nodes=parse_ir("\n".join(lines[begin : end + 1]), number + begin),
+        nodes=_nodes(parse_ir, "\n".join(lines[begin : end + 1]), number + begin),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
+from lazyviz.doc import Doc, Drawn, Fold, Note, Points, Table
 from lazyviz.inspection.protocol import RequestError, answered, quoted
 from lazyviz.render import text
 from lazyviz.render.html import markup
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
 
     from lazyrt import LiveReport
     from lazyrt.tools import LiveRow, Name
+    from lazyviz.doc import Part
     from lazyviz.inspection.protocol import Reply
     from lazyviz.views import Typed
 
 
 _MAX_ROWS = 300
+# A model's parameters, gradients and moments are hundreds: what is large is seen, the rest unfolds.
+_UNFOLDED, _FOLDS_FROM = 20, 26
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
 _SAYS = {True: "descending", False: "ascending"}
 _ARROWS = {"descending": "▼", "ascending": "▲"}
@@ -70,6 +74,24 @@ class Target:
 
     name: str
     asks: bool
+
+
+def live_doc(found: LiveReport) -> Doc:
+    """Return the live tensors as text, and for a page without scripts: the largest, the rest folded."""
+    header, rows = found.table()
+    cells = [[c if type(c) is int else str(c) for c in row] for row in rows[:_MAX_ROWS]]
+    unfolded = len(cells) if len(cells) < _FOLDS_FROM else _UNFOLDED
+    shown = found.summary if rows else found.to_text()
+    parts: list[Part] = [Note(shown), Points(found.notes)]
+    if rows:
+        parts.append(Table(header, cells[:unfolded]))
+    if unfolded < len(cells):
+        rest = found.rows[unfolded : len(cells)]
+        size = sum(row.nbytes for row in rest if not row.same_memory_as)
+        more = map(Note, text.more(len(rows) - len(cells)))
+        title = f"{len(rest):,} more, {text.size(size)}"
+        parts.append(Fold(title, [Table(header, cells[unfolded:]), *more]))
+    return Doc([Drawn(found.to_text(), Doc(parts).to_html)])
 
 
 def live_table(

@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import graphviz
 
+from lazygraph import readable
 from lazygraph.numbers import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-
-# What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
-# line read in another order than it is written in.
-_UNPRINTABLE = re.compile(
-    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-    "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
 
 TIMELINE_CLASS = "lazyviz-timeline-static"
 FONT = "font-size:12px;line-height:1.5"
@@ -44,31 +38,13 @@ _LOCK = (
     "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
 )
 
+printable, one_line = readable.printable, readable.one_line
+
 _LINES_AROUND = 2  # lines before and after one that costs something
 _MAX_SOURCE_LINES = 80
 _DEVICE, _WAIT = "91,134,214", "209,127,98"
 _SOURCE_CELL = "padding:0 .6em;text-align:right;white-space:nowrap"
 _SOURCE_TEXT = "padding:0 .6em;text-align:left;white-space:pre"
-
-
-def printable(text: str) -> str:
-    r"""Return text with what no document may hold replaced by the replacement character.
-
-    Example:
-        >>> printable("a\x00b"), printable("µ×")
-        ('a�b', 'µ×')
-    """
-    return _UNPRINTABLE.sub("\ufffd", text)
-
-
-def one_line(text: str) -> str:
-    r"""Return text for a line of its own: nothing in it ends the line or steers a terminal.
-
-    Example:
-        >>> one_line("first\nsecond"), one_line("\x1b[2J")
-        ('first second', '�[2J')
-    """
-    return printable(" ".join(text.splitlines()))
 
 
 def markup(text: str) -> str:

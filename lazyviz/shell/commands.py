@@ -13,7 +13,7 @@ from lazygraph.errors import HloError
 from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import formatters, views
 from lazyviz import session as sessions
-from lazyviz.doc import Code, Doc, Drawn, Line, Part, Sentence
+from lazyviz.doc import Code, Doc, Line, Part, Sentence
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import live, tables
 from lazyviz.inspection.graph_breaks import break_of
@@ -264,7 +264,7 @@ def _live(asked: Command) -> Doc:
 
         return LiveView(runtime, shell, chosen, "lzl-twin")
 
-    shown = Drawn(found.to_text(), found.to_html)
+    shown = live.live_doc(found)
     return Doc([shown], css_class="lzl-twin", live=widget if found.rows else None)
 
 

@@ -30,8 +30,11 @@ class HloSyntaxError(HloError):
         self.line = line
         self.column = column
         self.source = source
-        where = f"{source}, line" if source else "line"
-        super().__init__(f"{where} {line}, column {column}: {message}")
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = f"{self.source}, line" if self.source else "line"
+        return f"{where} {self.line}, column {self.column}: {self.message}"
 
 
 class MisplacedError(HloError):

@@ -12,6 +12,7 @@ from torch import nn
 import lazyrt
 from lazyrt.observe import events
 from lazyviz import session
+from lazyviz.inspection.live import live_doc
 from lazyviz.timing import history
 from tests.harness import DEVICE, cold_start, recorded
 from tests.lazyviz.clicks import KINDS, click_everything, kind_of, watched_widgets
@@ -55,7 +56,7 @@ LOOKS = [
     lazyrt.materialise,
     lazyrt.plan,
     lambda t: lazyrt.pending_graph().to_text(),
-    lambda t: (lazyrt.live_tensors(), lazyrt.live_tensors_report().to_html()),
+    lambda t: (lazyrt.live_tensors(), live_doc(lazyrt.live_tensors_report()).to_html()),
     lambda t: lazyrt.pending_graph(t).lower().as_text("stablehlo"),
     lambda t: (str(t), lazyrt.materialise(t.t()), lazyrt.snapshot(t)),
     lambda t: (format(t[0, 0], ".2f"), lazyrt.materialise(t), t.shape, len(t)),

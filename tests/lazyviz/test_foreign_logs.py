@@ -12,15 +12,11 @@ import pytest
 
 import lazygraph as hlo
 import lazyviz
+from lazygraph.read.torch_ir import parse_ir
 from lazyviz.foreign import read
 from lazyviz.foreign.debug_log import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, Frame
-from lazyviz.foreign.program_dumps import (
-    Programs,
-    parse_ir,
-    parse_programs,
-    read_xla_dump,
-)
+from lazyviz.foreign.program_dumps import Programs, parse_programs, read_xla_dump
 from lazyviz.foreign.tensors_dump import parse_tensors_dump
 from tests.harness import ROOT
 
@@ -142,7 +138,7 @@ def test_a_page_of_a_long_log_stays_short():
 
     assert len(log.events) == 300
     assert log.to_html().count("<details") == 200
-    assert "... and 100 later events; `log.events` has all" in log.to_html()
+    assert "... and 100 more events; `log.events` has all" in log.to_html()
 
 
 # ---------------------------------------------------------------- dumps of graphs

@@ -493,3 +493,28 @@ def test_the_page_groups_tensors_by_what_they_are_with_totals(lab):
         totals = dict(groups)
         assert totals["parameters"] == "2 tensors, 40 bytes"
         assert totals["optimizer state"] == "4 tensors, 80 bytes"
+
+
+@pytest.mark.not_eager("looks at what is pending")
+@pytest.mark.parametrize(("count", "folded"), [(25, 0), (26, 6)])
+def test_of_many_tensors_the_largest_are_seen_and_the_rest_unfolds(count, folded):
+    kept = [torch.ones(k).to("lazyrt") for k in range(1, count + 1)]
+    found = lazyrt.live_tensors_report().sorted()
+
+    page = live.live_doc(found).to_html()
+
+    seen, _, rest = page.partition("<details")
+    assert len(kept) == count == len(found.rows)
+    assert (seen + rest).count("<tr><td") == count
+    assert rest.count("<tr><td") == folded
+    assert ("6 more, 84 bytes</summary>" in rest) == bool(folded)
+
+
+def test_a_report_of_live_tensors_is_shown_as_text_and_as_escaped_html(lab):
+    run(lab, "log = {'<script>': x}", "found = lazyrt.live_tensors_report()")
+
+    bundle, _ = lab.display_formatter.format(lab.user_ns["found"])
+
+    assert bundle["text/plain"] == str(lab.user_ns["found"])
+    assert "&lt;script&gt;" in bundle["text/html"]
+    assert "<script>" not in bundle["text/html"]

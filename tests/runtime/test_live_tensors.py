@@ -474,32 +474,13 @@ def test_no_live_tensor_is_said():
     report = lazyrt.live_tensors_report()
 
     assert report.to_text() == "No tensor lives on the lazy device."
-    assert "No tensor lives" in report.to_html()
 
 
-@pytest.mark.not_eager("looks at what is pending")
-@pytest.mark.parametrize(("count", "folded"), [(25, 0), (26, 6)])
-def test_of_many_tensors_the_largest_are_seen_and_the_rest_unfolds(count, folded):
-    kept = [torch.ones(k).to(DEVICE) for k in range(1, count + 1)]
-
-    page = lazyrt.live_tensors_report().to_html()
-
-    seen, _, rest = page.partition("<details>")
-    assert len(kept) == count
-    assert (seen + rest).count("<tr><td") == count
-    assert rest.count("<tr><td") == folded
-    assert ("<summary>6 more, 84 bytes</summary>" in rest) == bool(folded)
-
-
-def test_html_escapes_names_and_plain_data_is_json():
-    evil = "<script>alert(1)</script>"
-    space = {"log": {evil: made()}}
+def test_plain_data_is_json():
+    space = {"log": {"first": made()}}
 
     report = lazyrt.live_tensors_report(namespace=space)
 
-    page = report._repr_html_()
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
     plain = json.loads(json.dumps(report.to_dict()))
     assert plain["rows"][0]["bytes"] == 8
     assert any(each["holder"] == "dict" for each in plain["rows"][0]["held_by"])
@@ -560,7 +541,7 @@ def test_looking_changes_neither_graph_nor_counts():
         return kinds, [value.item() for value in history]
 
     plain = program(lambda: None)
-    looked = program(lambda: lazyrt.live_tensors_report().to_html())
+    looked = program(lambda: str(lazyrt.live_tensors_report()))
 
     assert looked == plain
 

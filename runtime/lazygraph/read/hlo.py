@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
@@ -189,84 +190,6 @@ def with_named_files(stablehlo: str, called: Callable[[str], str]) -> str:
     )
 
 
-class Misread(NamedTuple):
-    """What is wrong with what an instruction reads, on which line, and of which name."""
-
-    message: str
-    line: int
-    at: str
-
-
-def resolve_forward_references(
-    references: Sequence[tuple[Computation, int, Sequence[str]]], *, partial: bool
-) -> Misread | None:
-    """Fill in operands that were not known when their users were read.
-
-    Args:
-        references: A computation, a position in it, and the names that it reads, for each.
-        partial: Operands may be missing.
-
-    Returns:
-        What is wrong; None if nothing is.
-    """
-    reordered: dict[str, Computation] = {}
-    for computation, position, names in references:
-        found = [computation.index.get(each, -1) for each in names]
-        if -1 in found and not partial:
-            missing = names[found.index(-1)]
-            return Misread(
-                f"%{computation.names[position]} reads %{missing}, which the computation "
-                f"%{computation.name} does not define. The dump was cut or edited.",
-                computation.lines[position],
-                missing,
-            )
-        computation.operands[position] = tuple(found)
-        computation.operand_names[position] = tuple(names)
-        if any(each >= position for each in found):
-            reordered[computation.name] = computation
-    sorted_ones = (_sort(computation) for computation in reordered.values())
-    return next(filter(None, sorted_ones), None)
-
-
-def _sort(computation: Computation) -> Misread | None:
-    order, waits_for_itself = _topological(computation.operands)
-    if waits_for_itself < 0:
-        computation.reorder(order)
-        return None
-    name = computation.names[waits_for_itself]
-    return Misread(
-        f"the computation %{computation.name} has a cycle through %{name}, which cannot be "
-        "computed in any order. The dump was edited.",
-        computation.lines[waits_for_itself],
-        name,
-    )
-
-
-def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
-    """Return positions with operands first, keeping the text's order, or who is in a cycle."""
-    done: dict[int, None] = {}
-    for start in range(len(operands)):
-        stack = [start]
-        under_way: set[int] = set()
-        while stack:
-            position = stack[-1]
-            if position in done:
-                stack.pop()
-                continue
-            waiting = [
-                each for each in operands[position] if each >= 0 and each not in done
-            ]
-            if not waiting:
-                done[position] = None
-                stack.pop()
-            elif position in under_way:
-                return [], position
-            else:
-                under_way.add(position)
-                stack.extend(waiting)
-    return list(done), -1
-
-
 _HEAD = re.compile(r"\w+\[[^\[\]\s]*\](?:\{[^{}\s]*\})? [a-z][\w\-]*")
 _ODD = re.compile(r'["(]')
 
@@ -326,15 +249,38 @@ class _Literals(dict[Key, int]):
 
 
 class CommonLines:
-    """Adds common lines of one module to its computations.
+    """The forms of one module by what makes them; adds common lines to its computations.
 
-    Args:
-        form_of: Returns the number of a form; raises a `FaultError` where it cannot be right.
+    Attributes:
+        numbers: Positions of the forms in the module's table, by head, attributes and literal.
     """
 
-    def __init__(self, form_of: Callable[[Key], int]) -> None:
-        self._heads = _Heads(form_of)
-        self._literals = _Literals(form_of)
+    def __init__(self, table: list[Form]) -> None:
+        self.numbers: dict[Key, int] = {}
+        self._table = table
+        self._heads = _Heads(self._form_of)
+        self._literals = _Literals(self._form_of)
+
+    def _form_of(self, key: Key) -> int:
+        """Return the number of the form of a common line.
+
+        Raises:
+            FaultError: Its attributes cannot be right.
+        """
+        found = self.numbers.get(key)
+        if found is not None:
+            return found
+        if key[1] and fault_of(key[1]) is not None:
+            raise FaultError
+        return self.add_form(key)
+
+    def add_form(self, key: Key) -> int:
+        """Return the number of a new form."""
+        type_text, _, op = key[0].rpartition(" ")
+        number = self.numbers[key] = len(self._table)
+        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
+        self._table.append(Form(op, type_text, *plain))
+        return number
 
     def add(self, computation: Computation, lines: list[str], at: int) -> int:
         """Add lines, up to the first that has another form, or is wrong; return its position.
@@ -409,39 +355,6 @@ def _operands(body: str, index: dict[str, int]) -> tuple[int, ...]:
     return tuple([index[name] for name in operand_names(body)])
 
 
-class InternedForms:
-    """The forms of one module by what makes them. It knows no reader, which holds the text.
-
-    Attributes:
-        numbers: Their positions in the module's table, by head, attributes and literal.
-    """
-
-    def __init__(self, table: list[Form]) -> None:
-        self.numbers: dict[tuple[str, ...], int] = {}
-        self._table = table
-
-    def common(self, key: tuple[str, ...]) -> int:
-        """Return the number of the form of a common line.
-
-        Raises:
-            FaultError: Its attributes cannot be right.
-        """
-        found = self.numbers.get(key)
-        if found is not None:
-            return found
-        if key[1] and fault_of(key[1]) is not None:
-            raise FaultError
-        return self.add(key)
-
-    def add(self, key: tuple[str, ...]) -> int:
-        """Return the number of a new form."""
-        type_text, _, op = key[0].rpartition(" ")
-        number = self.numbers[key] = len(self._table)
-        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
-        self._table.append(Form(op, type_text, *plain))
-        return number
-
-
 _HIDDEN = re.compile(r"\.\.\.\(\+\d+\)?")
 # What may read nothing.
 _SOURCES = LITERAL_OPS | {
@@ -450,49 +363,16 @@ _SOURCES = LITERAL_OPS | {
 }  # fmt: skip
 
 
-def hidden_operands(body: str) -> str:
-    """Return what stands for operands that were not printed; empty if nothing does.
-
-    Example:
-        >>> hidden_operands("%a, ...(+3)"), hidden_operands("%a, %b")
-        ('...(+3)', '')
-    """
-    found = _HIDDEN.search(body)
-    return found[0] if found else ""
-
-
-def nameless(module: HloModule) -> tuple[Computation, int] | None:
-    """Return the first instruction that must read something, where none says what it reads."""
-    computations = module.computations.values()
-    if any(any(each.operands) for each in computations):
-        return None
-    for computation in computations:
-        for position, form in enumerate(computation.forms):
-            if computation.table[form].op not in _SOURCES:
-                return computation, position
-    return None
-
-
-# Every alternative starts with another character, so that matching is linear.
-_FLAT = r"[^()\"\n]*+(?:\([^()\"\n]*+\)[^()\"\n]*+)*+"
-_INSTRUCTION = re.compile(
-    r"\s*(ROOT )?%?([\w.\-]+) = "
-    r"([a-z]\w*\[[^\[\]\s]*\](?:\{[^{}\s]*\})?|\(" + _FLAT + r"\)) "
-    r"([a-z][\w\-]*)\((" + _FLAT + r")\)(.*)",
-    re.DOTALL,
-)
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
-_HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]*)\s*(?=[({])")
+_HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]+)\s*(?=[({])")
 _MODULE = re.compile(r"HloModule\s+%?([^\s,]*)(.*)")
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
 # A brace may close a part of a literal, too: `})` or `},` and no more.
 _BEGINNING = re.compile(r"ENTRY|HloModule|\}(?!\)|,\s*$)")
-# Bodies within bodies.
-_MAX_BODIES = 50
 _MAX_JOINED_LINES = 100_000
 
 
-def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloModule]:
+def modules(text: str, *, partial: bool = False) -> list[HloModule]:
     """Return every HLO module in a text.
 
     What stands before, between and after the modules, such as a log's own lines, is skipped.
@@ -500,27 +380,24 @@ def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloMo
     Args:
         text: HLO text, of one module or of several.
         partial: Take excerpts: operands, computations and ends may be missing.
-        source: Name of the file, for errors.
 
     Raises:
         HloSyntaxError: The text is no HLO, or is cut off, with line and column.
     """
-    return _Reader(text, partial=partial, source=source).read()
+    return _Reader(text, partial=partial).read()
 
 
 class _Reader:
-    def __init__(self, text: str, *, partial: bool, source: str) -> None:
+    def __init__(self, text: str, *, partial: bool) -> None:
         self._lines = text.split("\n")
         self._partial = partial
-        self._source = source
         self._found: list[HloModule] = []
         self._module: HloModule | None = None
         self._computation: Computation | None = None
         self._tables = FrameTables()
         self._references: list[tuple[Computation, int, Sequence[str]]] = []
-        self._new_forms([])
+        self._common = CommonLines([])
         self._at = 0
-        self._depth = 0  # of bodies that stand within instructions
 
     def read(self) -> list[HloModule]:
         lines = self._lines
@@ -534,18 +411,15 @@ class _Reader:
                 self._instructions(self._computation)
         if self._computation is not None:
             if not self._partial:
-                raise self._cut_within(self._computation)
+                raise self._error(
+                    f"the text ends within the computation %{self._computation.name}: its "
+                    "closing brace is missing. The dump was cut off; save it again.",
+                    line=end,
+                    column=len(lines[-1]) + 1,
+                )
             self._close()
         self._finish_module()
         return self._found
-
-    def _cut_within(self, computation: Computation) -> HloSyntaxError:
-        return self._error(
-            f"the text ends within the computation %{computation.name}: its "
-            "closing brace is missing. The dump was cut off; save it again.",
-            line=len(self._lines),
-            column=len(self._lines[-1]) + 1,
-        )
 
     def _outside(self, line: str) -> None:
         if not line or line.isspace():
@@ -559,17 +433,20 @@ class _Reader:
         stripped = line.rstrip()
         if stripped.endswith("{"):
             found = _HEADER.match(line)
-            if found and self._may_start(found, stripped) and self._has_name(found):
+            if found and self._may_start(found, stripped):
                 self._start_computation(found)
                 return
         if self._partial and " = " in line:
             self._start_excerpt()
             self._inside(line)
             return
-        if self._module is not None and START.match(line) and line[:1].isspace():
+        start = START.match(line)
+        if self._module is not None and start and line[:1].isspace():
             raise self._error(
                 "an instruction stands outside of every computation. The line above it "
-                "should open one, as in `ENTRY main {`."
+                "should open one, as in `ENTRY main {`; a module printed without `print_ids` lacks "
+                "the name there.",
+                column=start.start(2) + 1,
             )
 
     def _may_start(self, found: re.Match[str], stripped: str) -> bool:
@@ -577,28 +454,14 @@ class _Reader:
             return False
         return "->" in stripped or stripped[found.end() :].strip() == "{"
 
-    def _has_name(self, found: re.Match[str]) -> bool:
-        """Return whether a header is one: XLA's `fingerprint` form leaves the names out."""
-        return bool(found[2]) or START.match(self._following()) is not None
-
-    def _line(self) -> str:
-        return self._lines[self._at] if self._at < len(self._lines) else ""
-
-    def _following(self) -> str:
-        return self._lines[self._at + 1] if self._at + 1 < len(self._lines) else ""
-
     def _start_module(self, line: str) -> None:
         found = _MODULE.match(line)
         if found is None or not (found[1] or found[2].startswith(",")):
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
         self._module = HloModule(found[1] or "module", header=found[2].lstrip(", "))
-        self._new_forms(self._module.forms)
+        self._common = CommonLines(self._module.forms)
         self._tables = FrameTables()
-
-    def _new_forms(self, table: list[Form]) -> None:
-        self._forms = InternedForms(table)
-        self._common = CommonLines(self._forms.common)
 
     def _finish_module(self) -> None:
         module = self._module
@@ -620,23 +483,25 @@ class _Reader:
 
     def _check_operand_names(self, module: HloModule) -> None:
         """Refuse instructions whose operands were printed without names."""
-        found = None if self._partial else nameless(module)
-        if found is None:
+        computations = module.computations.values()
+        if self._partial or any(any(each.operands) for each in computations):
             return
-        computation, at = found
-        op, line = computation.table[computation.forms[at]].op, computation.lines[at]
-        raise self._error(
-            f"%{computation.names[at]} names nothing that it reads, and {op} reads something. "
-            "Print the module with `print_operand_names`.",
-            line=line,
-            column=self._lines[line - 1].find(f"{op}(") + 1,
-        )
+        for computation in computations:
+            for at, form in enumerate(computation.forms):
+                op, line = computation.table[form].op, computation.lines[at]
+                if op not in _SOURCES:
+                    raise self._error(
+                        f"%{computation.names[at]} names nothing that it reads, and {op} reads "
+                        "something. Print the module with `print_operand_names`.",
+                        line=line,
+                        column=self._lines[line - 1].find(f"{op}(") + 1,
+                    )
 
     def _start_computation(self, found: re.Match[str]) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._new_forms(self._module.forms)
-        name = found[2] or f"computation.{self._at + 1}"
+            self._common = CommonLines(self._module.forms)
+        name = found[2]
         if name in self._module.computations:
             raise self._error(
                 f"the computation %{name} is defined a second time. Names of computations "
@@ -655,7 +520,7 @@ class _Reader:
     def _start_excerpt(self) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._new_forms(self._module.forms)
+            self._common = CommonLines(self._module.forms)
         name = "excerpt"
         computation = self._module.computations.get(name)
         if computation is None:
@@ -664,105 +529,18 @@ class _Reader:
         self._computation = computation
 
     def _instructions(self, computation: Computation) -> None:
-        """Take the lines of a computation up to its end; what is odd goes to `_inside`."""
+        """Take the lines of a computation up to its end; what is odd is scanned."""
         lines = self._lines
         while self._at < len(lines) and self._computation is computation:
             if not self._partial:
                 self._at = self._common.add(computation, lines, self._at)
             if self._at < len(lines):
-                self._inside_or_before(computation, lines[self._at])
+                try:
+                    self._inside(lines[self._at])
+                except HloSyntaxError:
+                    self._check_names(computation)  # a name that was taken before it
+                    raise
                 self._at += 1
-
-    def _inside_or_before(self, computation: Computation, line: str) -> None:
-        """Take a line; what is wrong with it, or with a name that was taken before, is told."""
-        try:
-            if not self._takes_bodies(computation, line):
-                self._inside(line)
-        except HloSyntaxError:
-            self._check_names(computation)
-            raise
-
-    def _takes_bodies(self, computation: Computation, line: str) -> bool:
-        """Take what XLA's `canonical` form writes in the place of a computation's name.
-
-        The bodies stand in braces of their own lines, behind `to_apply=`, or several within
-        `branch_computations={`. Each becomes a computation, whose name takes its place.
-        """
-        is_list = line.endswith("={") and self._following().strip() == "{"
-        if is_list:
-            self._inside(line[:-1])
-            self._at += 1
-        elif line.strip() != "{" or not len(computation):
-            return False
-        form = computation.table[computation.forms[-1]]
-        attrs = form.attrs
-        while attrs.endswith("=") and self._line().strip() == "{":
-            said, tail = self._bodies(computation, is_list=is_list)
-            attrs += said + tail
-            is_list = tail.endswith("={") and self._following().strip() == "{"
-            attrs = attrs[:-1] if is_list else attrs
-            self._at += attrs.endswith("=")
-        if attrs == form.attrs:
-            return False
-        attrs, metadata = without_metadata(attrs)
-        self._check_attributes(computation.names[-1], attrs)
-        key = (f"{form.type} {form.op}", attrs)
-        known = self._forms.numbers.get(key)
-        computation.forms[-1] = self._forms.add(key) if known is None else known
-        computation.metadata[-1] = metadata or computation.metadata[-1]
-        return True
-
-    def _bodies(self, outer: Computation, *, is_list: bool) -> tuple[str, str]:
-        """Return the names that stand for bodies, and what follows them."""
-        names = []
-        while self._line().strip() == "{":
-            names.append(f"%{self._body(outer)}")
-            tail = self._line().strip()[1:]
-            if not is_list:
-                return names[0], tail
-            self._at += 1
-        tail = self._line().strip()
-        if not tail.startswith("}"):
-            raise self._error(
-                "the list of computations is never closed. The dump was cut off; save it again."
-            )
-        return f"{{{', '.join(names)}}}", tail[1:]
-
-    def _body(self, outer: Computation) -> str:
-        """Take one body; return the name that it gets. Ends at its closing brace."""
-        assert self._module is not None
-        if self._depth >= _MAX_BODIES:
-            raise self._error(
-                f"computations nest more than {_MAX_BODIES} deep, which no HLO does."
-            )
-        name = f"{outer.names[-1]}.{self._at + 1}"
-        body = Computation(name, self._at + 1, table=self._module.forms)
-        self._module.computations[name] = self._computation = body
-        self._at += 1
-        self._depth += 1
-        self._instructions(body)
-        self._depth -= 1
-        if self._computation is body:
-            raise self._cut_within(body)
-        self._computation = outer
-        self._at -= 1
-        return name
-
-    def _inside(self, line: str) -> None:
-        computation = self._computation
-        assert computation is not None
-        if "/*" in line:
-            line = COMMENT.sub("", line)
-        found = _INSTRUCTION.match(line)
-        if found is None:
-            self._unusual(line)
-            return
-        root, name, type_text, op, body, rest = found.groups()
-        odd = '"' in body or (op in LITERAL_OPS and body.count("(") != body.count(")"))
-        if odd or (rest and depth_of(rest) > 0):
-            self._unusual(line)
-            return
-        self._add(computation, root, name, type_text, op, body, rest)
 
     def _add(
         self,
@@ -797,21 +575,21 @@ class _Reader:
                 "printed without `print_ids`.",
                 at=name,
             )
-        form = self._forms.numbers.get(key)
+        form = self._common.numbers.get(key)
         if form is None:
             self._check_attributes(name, rest)
-            form = self._forms.add(key)
+            form = self._common.add_form(key)
         position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
             computation.root = position
 
     def _check_operands(self, name: str, body: str) -> None:
         """Refuse operands that were left out, which would read as fewer."""
-        if not self._partial and (hidden := hidden_operands(body)):
+        if not self._partial and (hidden := _HIDDEN.search(body)):
             raise self._error(
-                f"%{name} reads more than it says: `{hidden}` stands for the others. "
+                f"%{name} reads more than it says: `{hidden[0]}` stands for the others. "
                 "Print the module without the option `compact_operands`.",
-                column=self._line().find(hidden) + 1,
+                column=self._lines[self._at].find(hidden[0]) + 1,
             )
 
     def _check_attributes(self, name: str, rest: str) -> None:
@@ -824,7 +602,9 @@ class _Reader:
             column = line.find(rest[fault.at :].split("\n", 1)[0]) + 1
             raise self._error(f"after %{name}, {fault.message}", column=column or 1)
 
-    def _unusual(self, line: str) -> None:
+    def _inside(self, line: str) -> None:
+        if "/*" in line:
+            line = COMMENT.sub("", line)
         stripped = line.strip()
         if stripped.startswith("}"):
             self._close()
@@ -928,15 +708,52 @@ class _Reader:
                 f"{computation.line} has ended. Put its closing brace back, or save the dump "
                 "again."
             )
+        if stripped.lstrip() == "{":
+            return self._error(
+                "a computation stands in the place of its name, as XLA's option `canonical` prints "
+                "it. Print the module without that option."
+            )
         return self._error(
             f"{clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
             column=len(line) - len(line.lstrip()) + 1,
         )
 
     def _resolve_references(self) -> None:
+        """Fill in operands that were not known when their users were read."""
         references, self._references = self._references, []
-        if fault := resolve_forward_references(references, partial=self._partial):
-            raise self._error(fault.message, line=fault.line, at=fault.at)
+        reordered: dict[str, Computation] = {}
+        for computation, position, names in references:
+            found = [computation.index.get(each, -1) for each in names]
+            if -1 in found and not self._partial:
+                missing = names[found.index(-1)]
+                raise self._error(
+                    f"%{computation.names[position]} reads %{missing}, which the computation "
+                    f"%{computation.name} does not define. The dump was cut or edited.",
+                    line=computation.lines[position],
+                    at=missing,
+                )
+            computation.operands[position] = tuple(found)
+            computation.operand_names[position] = tuple(names)
+            if any(each >= position for each in found):
+                reordered[computation.name] = computation
+        for computation in reordered.values():
+            self._sort(computation)
+
+    def _sort(self, computation: Computation) -> None:
+        """Put operands before their users."""
+        rows = enumerate(computation.operands)
+        reads = {k: [each for each in row if each >= 0] for k, row in rows}
+        try:
+            computation.reorder([*TopologicalSorter(reads).static_order()])
+        except CycleError as error:
+            at = error.args[1][0]
+            raise self._error(
+                f"the computation %{computation.name} has a cycle through "
+                f"%{computation.names[at]}, which cannot be computed in any order. The dump was "
+                "edited.",
+                line=computation.lines[at],
+                at=computation.names[at],
+            ) from None
 
     def _error(
         self, message: str, *, line: int = 0, column: int = 1, at: str = ""
@@ -945,7 +762,7 @@ class _Reader:
         if at:
             shown = self._lines[line - 1] if line <= len(self._lines) else ""
             column = shown.find(f"%{at}") + 1 or shown.find(at) + 1 or 1
-        return HloSyntaxError(message, line, column, self._source)
+        return HloSyntaxError(message, line, column)
 
 
 def _begins(line: str) -> bool:

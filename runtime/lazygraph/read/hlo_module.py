@@ -379,7 +379,7 @@ class UnclosedError(HloSyntaxError):
     """A bracket that nothing closes, or that another kind closes."""
 
 
-def closing(text: str, at: int, source: str = "") -> int:
+def closing(text: str, at: int) -> int:
     """Return the position after the bracket that closes the one at `at`.
 
     Raises:
@@ -394,17 +394,17 @@ def closing(text: str, at: int, source: str = "") -> int:
                 message = (
                     f"brackets nest more than {MAX_DEPTH} deep, which no program does."
                 )
-                raise UnclosedError(message, *position(text, found.start()), source)
+                raise UnclosedError(message, *position(text, found.start()))
         elif mark[0] != '"':
             if stack.pop() != mark:
                 message = (
                     f"{mark!r} closes a bracket of another kind. The text was edited."
                 )
-                raise UnclosedError(message, *position(text, found.start()), source)
+                raise UnclosedError(message, *position(text, found.start()))
             if not stack:
                 return found.end()
     message = f"{text[at]!r} is never closed. The text was cut off; save it again."
-    raise UnclosedError(message, *position(text, at), source)
+    raise UnclosedError(message, *position(text, at))
 
 
 def position(text: str, at: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
@@ -158,27 +159,15 @@ class _Known(NamedTuple):
     single: bool
 
 
-class _ScopeHints(dict[str, str]):
-    """The hints of nodes, by module path."""
-
-    def __init__(self, *, is_backward: bool) -> None:
-        super().__init__()
-        self._is_backward = is_backward
-
-    def __missing__(self, module: str) -> str:
-        scope = _scope(module, is_backward=self._is_backward)
-        hint = self[module] = f"{scope}/" if scope else ""
-        return hint
+@lru_cache(maxsize=65_536)
+def _hint(module: str, is_backward: bool) -> str:  # noqa: FBT001
+    scope = _scope(module, is_backward=is_backward)
+    return f"{scope}/" if scope else ""
 
 
 def _hints(provenances: list[Any]) -> list[str]:
-    forward, backward = _ScopeHints(is_backward=False), _ScopeHints(is_backward=True)
     return [
-        ""
-        if each is None
-        else forward[each.module]
-        if each.backward is None
-        else backward[each.module]
+        "" if each is None else _hint(each.module, each.backward is not None)
         for each in provenances
     ]
 
@@ -311,29 +300,27 @@ _SITE = re.compile(r"(?:cell \d+ line \d+|.+:\d+)$")
 _KINDS = {prefix: kind for kind, prefix in LEAF_PREFIXES.items()}
 
 
-def graph(text: str, source: str = "") -> Graph:
+def graph(text: str) -> Graph:
     """Return the graph of one IR text.
 
     Raises:
         HloSyntaxError: A line is no node, reads what no line above defines, or the last line,
             `return ...`, is missing.
     """
-    reader = _TextReader(source)
+    reader = _TextReader()
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and reader.read(line.rstrip(), number):
             return reader.builder.finish(reader.roots)
     raise HloSyntaxError(
         "the IR has no line `return ...`. The text was cut off; save it again.",
         text.rstrip().count("\n") + 1,
-        source=source,
     )
 
 
 class _TextReader:
-    def __init__(self, source: str) -> None:
+    def __init__(self) -> None:
         self.builder = GraphBuilder("IR")
         self.roots: list[int] = []
-        self._source = source
         self._ids: dict[str, int] = {}
         self._results: dict[str, tuple[str, int, int]] = {}
 
@@ -352,7 +339,6 @@ class _TextReader:
                 f"{line[:40]!r} is no node of the IR. One reads "
                 "`%1 = aten.relu.default(%0) : f32[2]`.",
                 number,
-                source=self._source,
             )
         return False
 
@@ -394,7 +380,6 @@ class _TextReader:
                 f"the line reads %{name}, which no line above defines. The text lacks lines; "
                 "save it again.",
                 line,
-                source=self._source,
             )
         return known
 

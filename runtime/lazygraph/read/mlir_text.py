@@ -83,16 +83,16 @@ class Function:
         return [*self.given, *arguments(self.arguments)]
 
 
-def functions(text: str, source: str = "") -> list[Function]:
+def functions(text: str) -> list[Function]:
     """Return the functions of an MLIR module.
 
     Raises:
         HloSyntaxError: Brackets do not pair up: the text is cut off or edited.
     """
-    return [_function(text, found, source) for found in _FUNCTION.finditer(text)]
+    return [_function(text, found) for found in _FUNCTION.finditer(text)]
 
 
-def in_usual_notation(text: str, source: str = "") -> str:
+def in_usual_notation(text: str) -> str:
     """Return a module as MLIR prints it by default, whatever is around it in a log.
 
     Raises:
@@ -104,7 +104,7 @@ def in_usual_notation(text: str, source: str = "") -> str:
         return text
     body = text.find("({", found.end())
     body = found.end() if body < 0 else body
-    end = text.find("\n", closing(text, body, source))
+    end = text.find("\n", closing(text, body))
     end = len(text) if end < 0 else end
     head, tail = (_aliases(part) for part in (text[: found.start()], text[end:]))
     # MLIR's own parser and printer take longer than this module, and know each op's short form.
@@ -123,7 +123,7 @@ def in_usual_notation(text: str, source: str = "") -> str:
             f"MLIR does not parse it: {said[place.end() :] if place else said}. The dump was "
             "edited, or is of another version; print it without `print_generic_op_form`."
         )
-        raise HloSyntaxError(message, line, column, source) from None
+        raise HloSyntaxError(message, line, column) from None
     return str(module.operation.get_asm(enable_debug_info=True))
 
 
@@ -185,47 +185,46 @@ class Locations:
         return Origin(scope, site, op_name)
 
 
-def _function(text: str, found: re.Match[str], source: str) -> Function:
+def _function(text: str, found: re.Match[str]) -> Function:
     line = text.count("\n", 0, found.start()) + 1
     start = text.find("(", found.end())
     if start < 0:
         message = (
             "the head of the function ends early. The text was cut off; save it again."
         )
-        raise HloSyntaxError(message, *position(text, found.start()), source)
-    end = closing(text, start, source)
+        raise HloSyntaxError(message, *position(text, found.start()))
+    end = closing(text, start)
     name, given = found[2].strip('"'), text[start + 1 : end - 1]
-    body = _body_start(text, end, source)
+    body = _body_start(text, end)
     if body < 0:
         return Function(name, given, (), line, is_public=False)
-    stop = _body_end(text, body, source)
+    stop = _body_end(text, body)
     first = text.count("\n", 0, body) + 1
-    rows = tuple(statements(text[body + 1 : stop - 1], first, source))
+    rows = tuple(statements(text[body + 1 : stop - 1], first))
     is_public = found[1] == "public" or found[1] is None
     results = text[end:body].partition("->")[2]
     return Function(name, given, rows, line, is_public, results)
 
 
 def block(
-    text: str, line: int, source: str
+    text: str, line: int
 ) -> tuple[list[tuple[str, str, str, str]], tuple[Statement, ...]]:
     """Return the arguments and the operations of a region of one block, braces and all.
 
     Args:
         text: The region.
         line: In which line of the file it starts.
-        source: Name of the file, for errors.
     """
     found = _BLOCK.match(text, 1)
     if found is None:
-        return [], tuple(statements(text[1:-1], line, source))
+        return [], tuple(statements(text[1:-1], line))
     end, given = found.end(), ""
     if found[1] == "(":
-        end = closing(text, end - 1, source)
+        end = closing(text, end - 1)
         given = text[found.end() : end - 1]
         end = text.find(":", end) + 1 or end
     first = line + text.count("\n", 0, end)
-    return list(arguments(given)), tuple(statements(text[end:-1], first, source))
+    return list(arguments(given)), tuple(statements(text[end:-1], first))
 
 
 def arguments(text: str) -> Iterator[tuple[str, str, str, str]]:
@@ -243,7 +242,7 @@ def opening(text: str, at: int) -> int:
     return next((f.start() for f in _BRACE.finditer(text, at) if f[0] == "{"), -1)
 
 
-def _body_end(text: str, at: int, source: str) -> int:
+def _body_end(text: str, at: int) -> int:
     """Return the position after the brace that closes the one at `at`."""
     depth = 0
     for found in _BRACE.finditer(text, at):
@@ -255,10 +254,10 @@ def _body_end(text: str, at: int, source: str) -> int:
             if not depth:
                 return found.end()
     message = "'{' is never closed. The text was cut off; save it again."
-    raise HloSyntaxError(message, *position(text, at), source)
+    raise HloSyntaxError(message, *position(text, at))
 
 
-def _body_start(text: str, at: int, source: str) -> int:
+def _body_start(text: str, at: int) -> int:
     """Return where the `{` of the body is, after results and attributes; -1 for a declaration."""
     while True:
         mark = re.compile(r"[({\n]|attributes\s*\{").search(text, at)
@@ -266,10 +265,10 @@ def _body_start(text: str, at: int, source: str) -> int:
             return -1
         if mark[0] == "{":
             return mark.start()
-        at = closing(text, mark.end() - 1, source)
+        at = closing(text, mark.end() - 1)
 
 
-def statements(body: str, line: int, source: str) -> Iterator[Statement]:
+def statements(body: str, line: int) -> Iterator[Statement]:
     """Yield the operations of a text; one with regions is one.
 
     Raises:
@@ -298,7 +297,7 @@ def statements(body: str, line: int, source: str) -> Iterator[Statement]:
             at += 1
         if depth:
             message = "brackets do not pair up in this operation. The text was edited."
-            raise HloSyntaxError(message, line + start, 1, source)
+            raise HloSyntaxError(message, line + start)
         yield Statement("\n".join(text).strip(), "", line + start, column)
 
 
@@ -515,10 +514,9 @@ def region_function(
     text: str,
     line: int,
     inputs: list[tuple[str, str, str, str]],
-    source: str,
 ) -> Function:
     """Return a region as a function of its block's arguments, else of what the head gives it."""
-    given, rows = block(text, line, source)
+    given, rows = block(text, line)
     return Function(name, "", rows, line, is_public=False, given=tuple(given or inputs))
 
 

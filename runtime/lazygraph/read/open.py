@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lazygraph.errors import HloError, HloSyntaxError, MisplacedError
 from lazygraph.graph import Graph, gc_paused
@@ -58,17 +58,19 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes):
         text = text_of_bytes(text, source)
-    text = torch_ir.without_dot(undrawn(readable(text)), source)
+    text = undrawn(readable(text))
     try:
-        return _parsed(text, module, source)
-    except HloSyntaxError:
+        return _parsed(torch_ir.without_dot(text), module)
+    except HloSyntaxError as error:
+        error.source = source
         raise
     except MisplacedError as error:
         raise _placed(error, text, source) from error
     except HloError as error:
         raise _at_source(error, source) from error
     except ValueError as error:  # Python reads no number of more than 4,300 digits
-        raise _at_source(HloError(_no_number(error)), source) from error
+        what = f"a number in the text cannot be read: {error}. The dump was edited; save it again."
+        raise _at_source(HloError(what), source) from error
 
 
 def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
@@ -110,27 +112,26 @@ def unpacked(data: bytes, source: str) -> bytes:
 
 
 @gc_paused
-def parse_all(text: str, *, source: str = "") -> list[Graph]:
+def parse_all(text: str) -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
-    text = torch_ir.without_dot(undrawn(readable(text)), source)
+    text = torch_ir.without_dot(undrawn(readable(text)))
     if _HLO.search(text):
-        return [graph_of_module(each) for each in modules(text, source=source)]
+        return [graph_of_module(each) for each in modules(text)]
     if torch_ir.START.search(text):
-        return torch_ir.graphs(text, source)
-    return [parse(text, source=source)]
+        return torch_ir.graphs(text)
+    return [parse(text)]
 
 
-def _parsed(text: str, module: str | int, source: str) -> Graph:
+def _parsed(text: str, module: str | int) -> Graph:
     if _HLO.search(text):
-        found = modules(text, source=source)
-        return graph_of_module(_chosen(found, module))
+        return graph_of_module(_chosen(modules(text), module))
     if torch_ir.START.search(text):
-        return _chosen(torch_ir.graphs(text, source), module)
+        return _chosen(torch_ir.graphs(text), module)
     if _MLIR.search(text):
-        return MlirModule(text, source).graph()
+        return MlirModule(text).graph()
     if lazy_ir.START.match(text):
-        return lazy_ir.graph(text, source)
-    raise HloSyntaxError(_no_program(text), source=source)
+        return lazy_ir.graph(text)
+    raise HloSyntaxError(_no_program(text))
 
 
 def readable(text: str | bytes) -> str:
@@ -289,20 +290,12 @@ def is_path(thing: Any) -> bool:
     """Return whether something that may be a text of a program is a path instead."""
     if not isinstance(thing, str):
         return isinstance(thing, Path)
-    return _is_path(thing)
-
-
-def _is_path(text: str) -> bool:
-    if not text or "\n" in text or len(text) >= _MAX_PATH:
+    if not thing or "\n" in thing or len(thing) >= _MAX_PATH:
         return False
-    return "=" not in text or os.path.isfile(text)  # noqa: PTH113 - False for what no path can be
+    return "=" not in thing or os.path.isfile(thing)  # noqa: PTH113 - False for what no path can be
 
 
-class _Named(Protocol):
-    name: str
-
-
-_N = TypeVar("_N", bound=_Named)
+_N = TypeVar("_N", HloModule, Graph)
 
 
 def _chosen(found: Sequence[_N], which: str | int) -> _N:
@@ -334,10 +327,6 @@ def _listed(names: list[str]) -> str:
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown  # noqa: PLR2004
 
 
-def _no_number(error: ValueError) -> str:
-    return f"a number in the text cannot be read: {error}. The dump was edited; save it again."
-
-
 def _no_program(text: str) -> str:
     if not text.strip():
         return "the text is empty. Give HLO text, which starts with `HloModule`."
@@ -352,9 +341,6 @@ def _no_program(text: str) -> str:
         "`module`, torch_xla's IR with `IR {` or `digraph G {`, lazyrt's IR with an input or op "
         "such as `%p0 : f32[4]`."
     )
-
-
-_MODULE_LINE = re.compile(r"^HloModule\b", re.MULTILINE)
 
 
 def module_of(program: Any, name: str = "") -> tuple[HloModule, bool]:
@@ -380,7 +366,7 @@ def module_of(program: Any, name: str = "") -> tuple[HloModule, bool]:
 
 
 def _module_of_text(text: str, name: str) -> tuple[HloModule, bool]:
-    if _MODULE_LINE.search(text):
+    if _HLO.search(text):
         try:
             found = modules(text)
         except HloSyntaxError:

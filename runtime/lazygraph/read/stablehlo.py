@@ -89,7 +89,6 @@ class FunctionReader:
                 f"the function @{self._function.name} has no `return` at its end. The text "
                 "was cut off; save it again.",
                 self._function.line,
-                source=self._module.source,
             )
         return self._finished()
 
@@ -370,7 +369,6 @@ class FunctionReader:
             text,
             statement.line + line,
             inputs,
-            self._module.source,
         )
         if any(row.text.startswith("^") for row in function.body):
             # Several blocks with jumps between them, which no graph has.
@@ -444,9 +442,7 @@ class FunctionReader:
     def _error(
         self, message: str, statement: Statement, shift: int = 0
     ) -> HloSyntaxError:
-        return HloSyntaxError(
-            message, statement.line, statement.column + shift, self._module.source
-        )
+        return HloSyntaxError(message, statement.line, statement.column + shift)
 
 
 def digest_of(graph: Graph) -> str:
@@ -496,19 +492,17 @@ class MlirModule:
         name: Of the module.
         functions: By name.
         meshes: By name the devices that shardings speak of.
-        source: Name of the file, for errors.
         locations: What its `loc(...)` stand for.
         effectful: Functions and regions in which something has an effect.
         known_regions: Digests of regions by their text without names.
         plans: For readers: what lines say that differ in the names of values alone.
     """
 
-    def __init__(self, text: str, source: str = "") -> None:
-        text = in_usual_notation(text, source)
+    def __init__(self, text: str) -> None:
+        text = in_usual_notation(text)
         self.name = module_name(text)
-        self.functions = {each.name: each for each in functions(text, source)}
+        self.functions = {each.name: each for each in functions(text)}
         self.meshes = dict(_MESH.findall(text)) if "sdy.mesh" in text else {}
-        self.source = source
         self.locations = Locations(text)
         self.plans: dict[str, tuple[str, str, str, str] | None] = {}
         self.known_regions: dict[str, str] = {}
@@ -529,7 +523,6 @@ class MlirModule:
             raise HloSyntaxError(
                 f"the module {self.name} has no {missing}. A program has "
                 "a `func.func @main`.",
-                source=self.source,
             )
         return FunctionReader(self, function).read()
 
@@ -577,7 +570,6 @@ class MlirModule:
                 f"@{name} is called and not defined. The text was cut off; save it again.",
                 statement.line,
                 statement.column,
-                self.source,
             )
         if name in self._under_way or len(self._under_way) > _MAX_CALLS:
             what = f"@{name} calls itself, which StableHLO does not allow."
@@ -587,7 +579,6 @@ class MlirModule:
                 what,
                 statement.line,
                 statement.column,
-                self.source,
             )
         self._under_way.append(name)
         try:

@@ -55,7 +55,7 @@ class IrNode:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-def graphs(text: str, source: str = "") -> list[Graph]:
+def graphs(text: str) -> list[Graph]:
     """Return the graphs of every `IR { ... }` in a text.
 
     Raises:
@@ -66,7 +66,7 @@ def graphs(text: str, source: str = "") -> list[Graph]:
         end = text.find("\n}", start.end())
         part = text[start.start() : end + 2 if end >= 0 else len(text)]
         line = 1 + text.count("\n", 0, start.start())
-        found.append(_graph(parse_ir(part, line, source), f"IR.{number}"))
+        found.append(_graph(parse_ir(part, line), f"IR.{number}"))
     return found
 
 
@@ -97,27 +97,26 @@ def _graph(nodes: Iterable[IrNode], name: str) -> Graph:
     return builder.finish([roots[k] for k in sorted(roots)])
 
 
-def parse_ir(text: str, line: int = 1, source: str = "") -> tuple[IrNode, ...]:
+def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
     """Return the nodes of an IR graph in text form.
 
     Args:
         text: From `IR {` to the closing brace.
         line: Number of its first line in the file, for errors.
-        source: Name of the file, for errors.
 
     Raises:
         HloSyntaxError: It does not follow the form, uses a node before it is there, or has
             no end.
     """
     nodes: dict[int, IrNode] = {}
-    for number, row in _rows(text, line, "IR {", source):
-        node = _node(row, number, source)
-        _check(node, nodes, row, number, source)
+    for number, row in _rows(text, line, "IR {"):
+        node = _node(row, number)
+        _check(node, nodes, row, number)
         nodes[node.id] = node
     return tuple(nodes.values())
 
 
-def parse_dot(text: str, line: int = 1, source: str = "") -> tuple[IrNode, ...]:
+def parse_dot(text: str, line: int = 1) -> tuple[IrNode, ...]:
     """Return the nodes of an IR graph in DOT form, in which edges follow the nodes.
 
     Raises:
@@ -125,7 +124,7 @@ def parse_dot(text: str, line: int = 1, source: str = "") -> tuple[IrNode, ...]:
     """
     labels: dict[int, tuple[int, str]] = {}
     edges: dict[int, list[tuple[int, int, int]]] = {}
-    for number, row in _rows(text, line, "digraph G {", source):
+    for number, row in _rows(text, line, "digraph G {"):
         node, edge = _DOT_NODE.fullmatch(row), _DOT_EDGE.fullmatch(row)
         if node is not None:
             labels[int(node[1])] = (number, node[2])
@@ -136,7 +135,6 @@ def parse_dot(text: str, line: int = 1, source: str = "") -> tuple[IrNode, ...]:
                     f"the edge {_shown(row)} has an end that is no node. The graph was cut or "
                     "changed; give it as it was written.",
                     number,
-                    source=source,
                 )
             slot, output = _SLOT.search(edge[3] or ""), _OUTPUT.search(edge[3] or "")
             position = int(slot[1]) if slot else 0
@@ -147,22 +145,21 @@ def parse_dot(text: str, line: int = 1, source: str = "") -> tuple[IrNode, ...]:
             raise HloSyntaxError(
                 f"{_shown(row)} is neither a node nor an edge of a DOT graph.",
                 number,
-                source=source,
             )
     return tuple(
-        _dot_node(name, label, edges.get(name, []), number, source)
+        _dot_node(name, label, edges.get(name, []), number)
         for name, (number, label) in labels.items()
     )
 
 
-def without_dot(text: str, source: str = "") -> str:
+def without_dot(text: str) -> str:
     """Return a text in which graphs in DOT form stand in text form."""
     if "digraph G {" not in text:
         return text
 
     def written(found: re.Match[str]) -> str:
         line = 1 + text.count("\n", 0, found.start())
-        return ir_text(parse_dot(found[0], line, source))
+        return ir_text(parse_dot(found[0], line))
 
     return _DOT.sub(written, text)
 
@@ -185,14 +182,13 @@ def _line(node: IrNode) -> str:
     return f"  %{node.id} = {node.type} {node.op}({operands}){rest}"
 
 
-def _rows(text: str, line: int, head: str, source: str) -> list[tuple[int, str]]:
+def _rows(text: str, line: int, head: str) -> list[tuple[int, str]]:
     """Return the lines between the first one and the closing brace, with their numbers."""
     rows = [(n, row) for n, row in enumerate(text.splitlines(), line) if row.strip()]
     if not rows or rows[0][1].strip() != head:
         raise HloSyntaxError(
             f"a graph of torch_xla's IR starts with '{head}'. Give it from that line on.",
             line,
-            source=source,
         )
     last, row = rows[-1]
     kind = head.partition(" ")[0].replace("digraph", "DOT")
@@ -201,26 +197,24 @@ def _rows(text: str, line: int, head: str, source: str) -> list[tuple[int, str]]
             f"the {kind} graph breaks off after {_shown(row)}: its closing brace is missing. "
             "The text was cut off; save it again.",
             last,
-            source=source,
         )
     return rows[1:-1]
 
 
-def _node(row: str, number: int, source: str) -> IrNode:
+def _node(row: str, number: int) -> IrNode:
     found = _NODE.fullmatch(row)
     if found is None:
         raise HloSyntaxError(
             f"{_shown(row)} is no IR node. One reads "
             "'%4 = f32[2,3]{1,0} aten::addmm(%3, %2, %0), xla_shape=f32[2,3]{1,0}'.",
             number,
-            source=source,
         )
     name, type_text, op, body, rest = found.groups()
     operands = tuple(
         (int(operand), int(output or 0)) for operand, output in _OPERAND.findall(body)
     )
     facts = dict(_attributes(rest)) if rest else {}
-    return _make(int(name), op, type_text, operands, facts, number, source)
+    return _make(int(name), op, type_text, operands, facts, number)
 
 
 def _attributes(text: str) -> Iterator[tuple[str, str]]:
@@ -238,7 +232,7 @@ def _is_outside(text: str, position: int) -> bool:
 
 
 def _dot_node(
-    name: int, label: str, edges: list[tuple[int, int, int]], number: int, source: str
+    name: int, label: str, edges: list[tuple[int, int, int]], number: int
 ) -> IrNode:
     parts = label.split("\\n")
     if len(parts) < 2:  # noqa: PLR2004 - op and type
@@ -246,23 +240,21 @@ def _dot_node(
             f"the label {_shown(label)} has no type: expected an op, a type and attributes, "
             "with \\n in between.",
             number,
-            source=source,
         )
     facts = dict(part.split("=", 1) for part in parts[2:] if "=" in part)
     operands = tuple((start, output) for _, start, output in sorted(edges))
-    return _make(name, parts[0], parts[1], operands, facts, number, source)
+    return _make(name, parts[0], parts[1], operands, facts, number)
 
 
 def _make(
     name: int, op: str, kind: str, operands: tuple[tuple[int, int], ...],
-    facts: dict[str, str], number: int, source: str,
+    facts: dict[str, str], number: int,
 ) -> IrNode:  # fmt: skip
     root = facts.get("ROOT")
     if root is not None and not root.isdecimal():
         raise HloSyntaxError(
             f"ROOT={_shown(root)} of node {name} is no whole number.",
             number,
-            source=source,
         )
     return IrNode(
         id=name,
@@ -276,15 +268,12 @@ def _make(
     )
 
 
-def _check(
-    node: IrNode, known: Mapping[int, IrNode], row: str, number: int, source: str
-) -> None:
+def _check(node: IrNode, known: Mapping[int, IrNode], row: str, number: int) -> None:
     if node.id in known:
         raise HloSyntaxError(
             f"%{node.id} is defined twice. Two graphs may have been pasted together; give "
             "one at a time.",
             number,
-            source=source,
         )
     for operand, _ in node.operands:
         if operand not in known:
@@ -293,7 +282,6 @@ def _check(
                 "give it as it was written.",
                 number,
                 row.rfind(f"%{operand}") + 1,
-                source,
             )
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-import html
 import itertools
 import linecache
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import plural, size_text
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, one_line, text_table
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
 from lazyrt.execution.graph import Graph
@@ -253,17 +252,10 @@ def held_by(row: LiveRow, limit: int = _MAX_SHOWN) -> str:
     return (", ".join(shown) or NOT_FOUND) + more + same
 
 
-# ---------------------------------------------------- the table: text, HTML, plain data
+# ---------------------------------------------------------- the table: text, plain data
 
 
 _MAX_TEXT_ROWS = 40
-_MAX_HTML_ROWS = 400
-# A model's parameters, gradients and moments are hundreds: what is large is seen, the rest unfolds.
-_UNFOLDED_ROWS = 20
-# On a narrow page a long name may end a line where a part of it ends.
-_LONG = frozenset(("name", "held by"))
-_PART = re.compile(r"([A-Za-z\d][._])(?=[A-Za-z])")
-_FOLDS_FROM = 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -292,17 +284,15 @@ class LiveReport:
     @property
     def nbytes(self) -> int:
         """Size of the listed tensors together, in bytes; memory that two have counts once."""
-        return sum(row.nbytes for row in self.rows if not row.same_memory_as)
+        return _size(self.rows)
 
     @property
     def by_device(self) -> dict[int, int]:
         """How many bytes of the listed tensors each device has; empty without a mesh."""
-        found: dict[int, int] = {}
+        found: Counter[int] = Counter()
         for row in self.rows:
-            for device, nbytes in (
-                row.by_device.items() if not row.same_memory_as else ()
-            ):
-                found[device] = found.get(device, 0) + nbytes
+            if not row.same_memory_as:
+                found.update(row.by_device)
         return dict(sorted(found.items()))
 
     @property
@@ -388,36 +378,12 @@ class LiveReport:
             some = self.left_out or self.step_bytes
             return self.summary if some else "No tensor lives on the lazy device."
         header, rows = self.table()
-        lines = _text_table(header, rows[:limit])
+        right = [title in _NUMBERS for title in header]
+        lines = [text_table(header, rows[:limit], right)]
         if len(rows) > limit:
             rest = sum(row.nbytes for row in self.rows[limit:])
             lines.append(f"... and {len(rows) - limit:,} more, {size_text(rest)}")
-        return "\n".join([*lines, self.summary, *map(plain, self.notes)])
-
-    def to_html(self, limit: int = _MAX_HTML_ROWS) -> str:
-        """Return the same as HTML that needs no script; all text is escaped."""
-        notes = "".join(f"<li>{html.escape(plain(note))}</li>" for note in self.notes)
-        summary = (
-            f"<p>{html.escape(self.to_text(0) if not self.rows else self.summary)}</p>"
-        )
-        body = f'<ul class="lzl-notes">{notes}</ul>' if notes else ""
-        if self.rows:
-            body += self._html_table(limit)
-        return f'<div class="lazyviz-live">{summary}{body}</div>'
-
-    def _html_table(self, limit: int) -> str:
-        header, rows = self.table()
-        shown = rows[:limit]
-        more = f"<p>… and {len(rows) - limit:,} more</p>" if len(rows) > limit else ""
-        if len(shown) < _FOLDS_FROM:
-            return _html_rows(header, shown) + more
-        rest = self.rows[_UNFOLDED_ROWS : len(shown)]
-        size = size_text(sum(row.nbytes for row in rest if not row.same_memory_as))
-        return (
-            f"{_html_rows(header, shown[:_UNFOLDED_ROWS])}"
-            f"<details><summary>{len(rest):,} more, {size}</summary>"
-            f"{_html_rows(header, shown[_UNFOLDED_ROWS:])}{more}</details>"
-        )
+        return "\n".join([*lines, self.summary, *map(one_line, self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as JSON takes it."""
@@ -436,9 +402,6 @@ class LiveReport:
         return self.to_text()
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
 
 
 def _cells(row: LiveRow) -> tuple[Any, ...]:
@@ -470,59 +433,7 @@ _sort_keys: dict[str, Callable[[LiveRow], Any]] = {
     "held by": lambda row: (not row.holders, held_by(row)),
 }
 COLUMNS = tuple(_sort_keys)
-# Control characters, marks that make text read in another order, halves of surrogate pairs.
-_STEERING = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
-# A front end's own style sets words to the right, too.
-_STYLES = {
-    title: ("text-align:right" if title in _NUMBERS else "text-align:left")
-    + (";white-space:nowrap" if title in {*_NUMBERS, "type"} else "")
-    for title in COLUMNS
-}
-
-
-def _text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    texts = [[_text_cell(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
-    sides = [">" if title in _NUMBERS else "<" for title in header]
-    return [
-        "  ".join(
-            f"{cell:{side}{width}}"
-            for cell, side, width in zip(line, sides, widths, strict=True)
-        ).rstrip()
-        for line in [header, ["-" * width for width in widths], *texts]
-    ]
-
-
-def _text_cell(cell: object) -> str:
-    if type(cell) is int:
-        return f"{cell:,}"
-    return plain(str(cell))
-
-
-def plain(text: str) -> str:
-    """Return text for one line, without what would steer a terminal or turn the line round."""
-    return _STEERING.sub("\ufffd", " ".join(text.split()))
-
-
-def _html_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(
-        f'<th style="{_STYLES[title]}">{html.escape(title)}</th>' for title in header
-    )
-    body = "".join(f"<tr>{''.join(map(_html_cell, header, row))}</tr>" for row in rows)
-    return (
-        f'<table style="font-size:12px">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
-
-
-def _html_cell(title: str, cell: object) -> str:
-    words = html.escape(_text_cell(cell))
-    if title in _LONG and "/" not in words:  # a path stays whole, to be found
-        words = _PART.sub(r"\1<wbr/>", words)
-    return f'<td style="{_STYLES[title]}">{words}</td>'
 
 
 # ------------------------------------------------------------------------------- growth
@@ -849,11 +760,11 @@ def _largest_holders() -> list[str]:
     report = live_tensors_report()
     if not report.rows:
         return []
-    lines = [plain(_in_short(row)) for row in report.rows[:_MAX_LISTED]]
+    lines = [one_line(_in_short(row)) for row in report.rows[:_MAX_LISTED]]
     rest = len(report.rows) - len(lines)
     if rest > 0:
         lines.append(f"and {rest:,} more")
-    growing = [plain(str(each)) for each in report.growth]
+    growing = [one_line(str(each)) for each in report.growth]
     return [
         f"On the device are {report.summary}:",
         *(f"  {line}" for line in lines),
