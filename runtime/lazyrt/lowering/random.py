@@ -205,21 +205,6 @@ def geometric(ctx: OpContext, x: Array, p: float, *_: Any) -> Array:
     return lax.max(lax.ceil(lax.log(numbers) / math.log1p(-p)), scalar_like(numbers, 1))
 
 
-@lowers("aten.cauchy.default")
-def cauchy(
-    ctx: OpContext, x: Array, median: float = 0.0, sigma: float = 1.0, *_: Any
-) -> Array:
-    numbers = uniform(ctx, ctx.out.shape, ctx.compute)
-    return median + sigma * lax.tan(math.pi * (numbers - 0.5))
-
-
-@lowers("aten.log_normal.default")
-def log_normal(
-    ctx: OpContext, x: Array, mean: float = 1.0, std: float = 2.0, *_: Any
-) -> Array:
-    return lax.exp(_normal(ctx, mean, std))
-
-
 def _chances(ctx: OpContext, p: Any) -> Array:
     """Return where independent events of probability `p` happened."""
     dtype = torch.float64 if p.dtype == np.float64 else torch.float32

@@ -30,7 +30,6 @@ from lazyrt.lowering.shaping import (
     isnan,
     keep_dims,
     scalar_like,
-    zeros_like,
 )
 
 if TYPE_CHECKING:
@@ -150,12 +149,6 @@ def all_(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
     return _finish(ctx, lax.reduce_and(_truth(x), axes(dim, x.ndim)))
 
 
-@lowers("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
-def count_nonzero(ctx: OpContext, x: Array, dim: Any = None) -> Array:
-    counts = lax.convert_element_type(_truth(x), np.int64)
-    return _finish(ctx, reduce_sum(counts, axes(dim, x.ndim)))
-
-
 def moments(x: Array, dims: Sequence[int], correction: Any) -> tuple[Array, Array]:
     """Return variance and mean over dimensions, both with the dimensions taken away."""
     count = math.prod(x.shape[d] for d in dims)
@@ -182,31 +175,12 @@ def var(
     return _finish(ctx, variance)
 
 
-@lowers("aten.std.correction")
-def std(
-    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> Array:
-    return lax.sqrt(var(ctx, x, dim, correction))
-
-
 @lowers("aten.var_mean.correction")
 def var_mean(
     ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
 ) -> tuple[Array, Array]:
     variance, mean_ = moments(_in_float(x), axes(dim, x.ndim), correction)
     return _finish(ctx, variance), _finish(ctx, mean_)
-
-
-@lowers("aten.logsumexp.default")
-def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
-    (x,) = ctx.cast(x)
-    dims = axes(dim, x.ndim)
-    if not dims:
-        return x
-    top = lax.reduce_max(x, dims)
-    top = jnp.where(jnp.abs(top) == math.inf, zeros_like(top), top)
-    shifted = lax.sub(x, expand(keep_dims(top, dims, x.ndim), x.shape))
-    return _finish(ctx, lax.add(lax.log(reduce_sum(lax.exp(shifted), dims)), top))
 
 
 @lowers("aten.linalg_vector_norm.default")
