@@ -85,25 +85,14 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "digamma": _digamma, "i0": special.i0, "floor": jnp.floor,
     "ceil": jnp.ceil, "trunc": jnp.trunc, "round": jnp.round, "sgn": _sgn, "sign": _sgn,
     "reciprocal": lambda x: lax.div(scalar_like(x, 1), x), "special_i0e": special.i0e,
-    "special_i1": special.i1, "special_i1e": special.i1e, "special_erfcx":
+    "special_i1": special.i1, "special_modified_bessel_i0": special.i0,
+    "special_modified_bessel_i1": special.i1, "special_i1e": special.i1e, "special_erfcx":
     _erfcx, "special_ndtri": special.ndtri,
     "_conj": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
     "_conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, "_neg_view": lax.neg,
 }  # fmt: skip
 for _name, _function in _UNARY.items():
     _unary(_name, _function)
-
-
-@lowers("aten.abs.default")
-def absolute(ctx: OpContext, x: Array) -> Array:
-    unsigned = ctx.out.dtype in {
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.bool,
-    }
-    return x if unsigned else lax.abs(x)
 
 
 @lowers("aten.angle.default")
@@ -164,28 +153,24 @@ def _trigamma(x: Array) -> Array:
     return jnp.where(is_low, math.pi**2 / (sine * sine) - value, value)
 
 
-# Predicates.
+# One argument in its own dtype.
 
 
-def _predicate(name: str, function: Callable[[Array], Array]) -> None:
+def _plain(name: str, function: Callable[[Array], Array]) -> None:
     @lowers(*overloads(name, "default"))
     def rule(ctx: OpContext, x: Array) -> Array:
         return function(x)
 
 
-_PREDICATES: dict[str, Callable[[Array], Array]] = {
+_PLAIN: dict[str, Callable[[Array], Array]] = {
     "isnan": isnan, "isinf": jnp.isinf,
     "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating)
     else (x < 0 if x.dtype != bool else jnp.zeros(x.shape, bool)),
-    "logical_not": lambda x: lax.eq(x, zeros_like(x)),
+    "logical_not": lambda x: lax.eq(x, zeros_like(x)), "bitwise_not": lax.bitwise_not,
+    "abs": jnp.abs,
 }  # fmt: skip
-for _name, _function in _PREDICATES.items():
-    _predicate(_name, _function)
-
-
-@lowers("aten.bitwise_not.default")
-def bitwise_not(ctx: OpContext, x: Array) -> Array:
-    return lax.bitwise_not(x)
+for _name, _function in _PLAIN.items():
+    _plain(_name, _function)
 
 
 # Two arguments in the promoted dtype.
@@ -454,19 +439,9 @@ def identity(ctx: OpContext, x: Array, *_: Any) -> Array:
     return x
 
 
-@lowers("aten.copy.default")
-def copy(ctx: OpContext, x: Array, source: Array, *_: Any) -> Array:
+@lowers("aten.copy.default", "aten.fill.Scalar", "aten.fill.Tensor")
+def copy(ctx: OpContext, x: Array, source: Any, *_: Any) -> Array:
     return expand(cast(source, ctx.out.dtype), ctx.out.shape)
-
-
-@lowers("aten.fill.Scalar", "aten.fill.Tensor")
-def fill_with(ctx: OpContext, x: Array, value: Any) -> Array:
-    return expand(cast(value, ctx.out.dtype), ctx.out.shape)
-
-
-@lowers("aten.zero.default")
-def zero(ctx: OpContext, x: Array) -> Array:
-    return lax.full(ctx.out.shape, 0, ctx.dtype)
 
 
 @lowers("aten.complex.default")
@@ -493,13 +468,6 @@ def frexp(ctx: OpContext, x: Array) -> tuple[Array, Array]:
 # Rules of fake quantisation, which rounds floats to the values of an integer type.
 
 
-@lowers("aten.fake_quantize_per_tensor_affine_cachemask.default")
-def fake_quantize(
-    ctx: OpContext, x: Array, scale: Any, zero_point: Any, low: int, high: int
-) -> tuple[Array, Array]:
-    return _rounded(ctx, x, scale, zero_point, low, high)
-
-
 @lowers("aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
 def fake_quantize_where_enabled(
     ctx: OpContext,
@@ -512,7 +480,7 @@ def fake_quantize_where_enabled(
 ) -> tuple[Array, Array]:
     is_on = lax.reshape(enabled, ()) != 0
     scale, zero_point = (lax.reshape(part, ()) for part in (scale, zero_point))
-    rounded, kept = _rounded(ctx, x, scale, zero_point, low, high)
+    rounded, kept = fake_quantize(ctx, x, scale, zero_point, low, high)
     return jnp.where(is_on, rounded, cast(x, ctx.compute)), kept | ~is_on
 
 
@@ -531,10 +499,11 @@ def fake_quantize_channels(
     scale, zero_point = (
         expand(lax.reshape(part, shape), x.shape) for part in (scale, zero_point)
     )
-    return _rounded(ctx, x, scale, zero_point, low, high)
+    return fake_quantize(ctx, x, scale, zero_point, low, high)
 
 
-def _rounded(
+@lowers("aten.fake_quantize_per_tensor_affine_cachemask.default")
+def fake_quantize(
     ctx: OpContext, x: Array, scale: Any, zero_point: Any, low: int, high: int
 ) -> tuple[Array, Array]:
     """Return the nearest value of the type that has one, and which elements were in its range."""

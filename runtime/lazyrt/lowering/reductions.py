@@ -187,14 +187,8 @@ def var_mean(
 def vector_norm(
     ctx: OpContext, x: Array, ord: Any = 2, dim: Any = None, *_: Any
 ) -> Array:
-    sizes = _magnitudes(ctx, x)
+    sizes = cast(lax.abs(x), ctx.compute)
     return _finish(ctx, norm_of(sizes, axes(dim, x.ndim), ord))
-
-
-def _magnitudes(ctx: OpContext, x: Array) -> Array:
-    if jnp.iscomplexobj(x):
-        return cast(lax.abs(x), ctx.compute)
-    return lax.abs(cast(x, ctx.compute))
 
 
 def norm_of(sizes: Array, dims: Sequence[int], order: Any) -> Array:

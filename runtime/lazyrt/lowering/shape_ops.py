@@ -345,7 +345,8 @@ def _filled(ctx: OpContext, value: Any) -> Array:
 @lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default",
         "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default",
         "aten.empty_strided.default", "aten.new_empty_strided.default",
-        "aten.empty_permuted.default", "aten._efficientzerotensor.default")  # fmt: skip
+        "aten.empty_permuted.default", "aten._efficientzerotensor.default",
+        "aten.zero.default")  # fmt: skip
 def zeros(ctx: OpContext, *_: Any) -> Array:
     # What torch leaves uninitialised is zero here, so that a run can be repeated.
     return _filled(ctx, 0)
