@@ -265,6 +265,11 @@ _LEFT_TO_TORCH = frozenset(
      "_pin_memory", "resize_as_", "is_same_size", "_nested_tensor_size", "sym_size",
      "sym_stride", "contiguous", "_version", "requires_grad_", "size", "stride")
 )  # fmt: skip
+# torch composes them of others in C++. Each stays one op, which its decomposition lowers.
+_ONE_OP = frozenset(
+    f"aten.{name}" for name in ("binary_cross_entropy_with_logits", "deg2rad", "logspace",
+                                "logsumexp", "nan_to_num", "polar", "rad2deg")
+)  # fmt: skip
 
 
 def _current_stream(device: Any = None) -> Stream:
@@ -427,7 +432,7 @@ class _Kinds:
     def __init__(self) -> None:
         self.composed = compat.composites(implicit=True) | _LEFT_TO_TORCH
         self.explicit = compat.composites(implicit=False)
-        self.rules = {name.removesuffix(".default") for name in rules()}
+        self.rules = {name.removesuffix(".default") for name in rules()} | _ONE_OP
         self.with_rules = {name.split(".")[1] for name in self.rules}
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from jax import lax
 
@@ -27,8 +26,6 @@ from lazyrt.lowering.shaping import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lazyrt.lowering.context import OpContext
 
 
@@ -175,65 +172,7 @@ def log_softmax_backward(
 # Losses. A reduction is 0 for none, 1 for the mean, 2 for the sum.
 
 
-_MEAN, _SUM = 1, 2
-
-
-def _reduced(x: Array, reduction: int) -> Array:
-    if reduction == 0:
-        return x
-    total = lax.reduce_sum(x, tuple(range(x.ndim)))
-    if reduction == _SUM:
-        return total
-    size = np.float64(x.size)
-    return lax.div(total, scalar_like(total, size))
-
-
-def _spread(grad: Array, shape: Sequence[int], reduction: int) -> Array:
-    """Return the gradient that each element of an unreduced loss gets."""
-    grad = expand(grad, shape)
-    if reduction != _MEAN:
-        return grad
-    return lax.div(grad, scalar_like(grad, math.prod(shape)))
-
-
-@lowers("aten.mse_loss.default")
-def mse_loss(ctx: OpContext, x: Array, target: Array, reduction: int = 1) -> Array:
-    difference = lax.sub(*broadcast(*ctx.cast(x, target)))
-    return _reduced(lax.mul(difference, difference), reduction)
-
-
-@lowers("aten.mse_loss_backward.default")
-def mse_loss_backward(
-    ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int
-) -> Array:
-    grad, x, target = ctx.cast(grad, x, target)
-    difference = lax.sub(*broadcast(x, target))
-    spread = _spread(grad, difference.shape, reduction)
-    return lax.mul(lax.mul(scalar_like(difference, 2), difference), spread)
-
-
-def _weighed(loss: Array, weight: Array | None) -> Array:
-    return loss if weight is None else lax.mul(*broadcast(loss, weight))
-
-
-@lowers("aten.binary_cross_entropy_with_logits.default")
-def bce_with_logits(
-    ctx: OpContext,
-    x: Array,
-    target: Array,
-    weight: Array | None = None,
-    pos_weight: Array | None = None,
-    reduction: int = 1,
-) -> Array:
-    x, target = broadcast(*ctx.cast(x, target))
-    weight, pos_weight = ctx.cast_optional(weight, pos_weight)
-    log_sigmoid = lax.min(x, zeros_like(x)) - lax.log1p(lax.exp(-lax.abs(x)))
-    if pos_weight is None:
-        loss = (1 - target) * x - log_sigmoid
-    else:
-        factor = (pos_weight - 1) * target + 1
-        loss = (1 - target) * x - factor * log_sigmoid
-    return _reduced(_weighed(loss, weight), reduction)
+_MEAN = 1
 
 
 def _class_weights(x: Array, target: Array, weight: Array | None, ignore: int) -> Array:
@@ -312,45 +251,27 @@ def multi_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, *rest: Any
 ) -> Array:
     forward = torch.ops.aten.multi_margin_loss.default
-
-    def run(value: Array) -> Array:
-        out = Aval(grad.shape, ctx.out.dtype)
-        loss: Array = ctx.call(forward, [value, *rest], ctx.args[1:], out)[0]
-        return loss
-
-    gradient: Array = jax.vjp(run, x)[1](grad)[0]
-    return gradient
-
-
-def _multilabel_margins(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
-    """Return the loss, and which classes are targets: those before the first negative label."""
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    kept = jnp.cumprod(labels >= 0, axis=-1) > 0
-    places = jnp.where(kept, labels, 0)
-    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
-    is_target = jnp.any(hits, axis=1)
-    scores = jnp.take_along_axis(rows, places, axis=1)
-    margins = 1 - (scores[:, :, None] - rows[:, None, :])
-    counted = (margins > 0) & kept[:, :, None] & ~is_target[:, None, :]
-    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
-    return _reduced(losses, reduction), is_target
-
-
-@lowers("aten.multilabel_margin_loss_forward.default")
-def multilabel_margin_loss(
-    ctx: OpContext, x: Array, target: Array, reduction: int
-) -> tuple[Array, Array]:
-    (x,) = ctx.cast(x)
-    loss, is_target = _multilabel_margins(x, target, reduction)
-    marks = lax.convert_element_type(is_target, x.dtype)
-    return lax.reshape(loss, ctx.out.shape), lax.reshape(marks, target.shape)
+    return _through(ctx, forward, grad, [x, *rest], ctx.args[1:])
 
 
 @lowers("aten.multilabel_margin_loss_backward.default")
 def multilabel_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int, *_: Any
 ) -> Array:
-    grad, x = ctx.cast(grad, x)
-    loss, pull = jax.vjp(lambda v: _multilabel_margins(v, target, reduction)[0], x)
-    gradient: Array = pull(lax.reshape(grad, loss.shape))[0]
+    forward = torch.ops.aten.multilabel_margin_loss_forward.default
+    types, marks = ctx.args[1:4], Aval(target.shape, ctx.out.dtype)
+    return _through(ctx, forward, grad, [x, target, reduction], types, marks)
+
+
+def _through(
+    ctx: OpContext, forward: Any, grad: Array, args: list[Any], types: Any, *more: Aval
+) -> Array:
+    """Return what a loss passes back to its first argument."""
+
+    def run(value: Array) -> Array:
+        out = Aval(grad.shape, ctx.out.dtype)
+        loss: Array = ctx.call(forward, [value, *args[1:]], types, out, *more)[0]
+        return loss
+
+    gradient: Array = jax.vjp(run, args[0])[1](grad)[0]
     return gradient

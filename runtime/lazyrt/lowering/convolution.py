@@ -17,9 +17,9 @@ import numpy as np
 from jax import lax
 
 from lazyrt import jax_compat
-from lazyrt.lowering.dtypes import Array, complex_dtype, to_jax_dtype, to_torch_dtype
+from lazyrt.lowering.dtypes import Array
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import axis, expand, pair, scalar_like
+from lazyrt.lowering.shaping import expand, pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -300,61 +300,31 @@ def _taps_to_kernel(
 # Fourier transforms.
 
 
-_ROOT, _FULL = 1, 2  # torch's normalisation modes; 0 leaves the sums as they are
-
-
-def _scaled(x: Array, normalization: int, count: int) -> Array:
-    """Return sums of `count` terms divided by nothing, sqrt(count) or count."""
-    if normalization == _ROOT:
-        return lax.div(x, scalar_like(x, math.sqrt(count)))
-    return lax.div(x, scalar_like(x, count)) if normalization == _FULL else x
-
-
-def _transform(x: Array, dims: Sequence[int], *, forward: bool) -> Array:
-    """Return the unscaled complex transform along dimensions, one at a time."""
-    for dim in dims:
-        d = axis(dim, x.ndim)
-        moved = jnp.moveaxis(x, d, -1)
-        kind = lax.FftType.FFT if forward else lax.FftType.IFFT
-        size = moved.shape[-1]
-        moved = lax.fft(moved, kind, (size,))
-        moved = moved if forward else moved * size
-        x = jnp.moveaxis(moved, -1, d)
-    return x
-
-
-def _as_complex(x: Array) -> Array:
-    dtype = complex_dtype(to_torch_dtype(x.dtype))
-    return lax.convert_element_type(x, to_jax_dtype(dtype))
+# By torch's number of a normalisation: sums as they are, divided by a root, or by their count.
+_FORWARD = ("backward", "ortho", "forward")
+_INVERSE = ("forward", "ortho", "backward")
 
 
 @lowers("aten._fft_c2c.default")
 def fft_c2c(
     ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, forward: bool
 ) -> Array:
-    count = math.prod(x.shape[d] for d in dim)
-    return _scaled(_transform(x, dim, forward=forward), normalization, count)
+    if forward:
+        return jnp.fft.fftn(x, axes=dim, norm=_FORWARD[normalization])
+    return jnp.fft.ifftn(x, axes=dim, norm=_INVERSE[normalization])
 
 
 @lowers("aten._fft_r2c.default")
 def fft_r2c(
     ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Array:
-    count = math.prod(x.shape[d] for d in dim)
-    result = _transform(_as_complex(x), dim, forward=True)
-    if onesided:
-        last = axis(dim[-1], x.ndim)
-        result = lax.slice_in_dim(result, 0, ctx.out.shape[last], axis=last)
-    return _scaled(result, normalization, count)
+    transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
+    return transform(x, axes=dim, norm=_FORWARD[normalization])
 
 
 @lowers("aten._fft_c2r.default")
 def fft_c2r(
     ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, last_dim_size: int
 ) -> Array:
-    last = axis(dim[-1], x.ndim)
-    x = _transform(x, dim[:-1], forward=False)
-    moved = jnp.moveaxis(x, last, -1)
-    real = lax.fft(moved, lax.FftType.IRFFT, (last_dim_size,)) * last_dim_size
-    count = math.prod(ctx.out.shape[d] for d in dim)
-    return _scaled(jnp.moveaxis(real, -1, last), normalization, count)
+    sizes = [ctx.out.shape[d] for d in dim]
+    return jnp.fft.irfftn(x, sizes, dim, _INVERSE[normalization])

@@ -19,7 +19,6 @@ from lazyrt.lowering.dtypes import (
     cast,
     is_integral,
     opmath_dtype,
-    real_dtype,
 )
 from lazyrt.lowering.registry import lowers, overloads
 from lazyrt.lowering.shaping import broadcast, expand, isnan, scalar_like, zeros_like
@@ -46,21 +45,6 @@ def _unary(name: str, function: Callable[[Array], Array]) -> None:
         return function(cast(x, ctx.compute))
 
 
-def _real_if_integral(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    def apply(x: Array) -> Array:
-        return function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-
-    return apply
-
-
-def _trunc(x: Array) -> Array:
-    return lax.select(lax.lt(x, zeros_like(x)), lax.ceil(x), lax.floor(x))
-
-
-def _round(x: Array) -> Array:
-    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
 def _sgn(x: Array) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.sign(x) if x.dtype != bool else x
@@ -73,19 +57,6 @@ def _digamma(x: Array) -> Array:
     )
     negative_integer = (x < 0) & (x == lax.floor(x))
     return jnp.where(negative_integer, scalar_like(x, math.nan), at_zero)
-
-
-def _exp2(x: Array) -> Array:
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return lax.exp(lax.mul(x, scalar_like(x, math.log(2.0))))
-    return lax.exp2(x)
-
-
-def _logarithm(base: float) -> Callable[[Array], Array]:
-    def apply(x: Array) -> Array:
-        return lax.mul(lax.log(x), scalar_like(x, 1 / math.log(base)))
-
-    return apply
 
 
 def _erfcx(x: Array) -> Array:
@@ -105,38 +76,23 @@ def _erfcx(x: Array) -> Array:
 
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
-    "neg": lax.neg, "exp": lax.exp, "exp2": _exp2, "expm1": lax.expm1, "log": lax.log,
-    "log1p": lax.log1p, "log2": _logarithm(2), "log10": _logarithm(10), "sqrt": lax.sqrt,
+    "neg": lax.neg, "exp": lax.exp, "exp2": jnp.exp2, "expm1": lax.expm1, "log": lax.log,
+    "log1p": lax.log1p, "log2": jnp.log2, "log10": jnp.log10, "sqrt": lax.sqrt,
     "rsqrt": lax.rsqrt, "sin": lax.sin, "cos": lax.cos, "tan": lax.tan, "asin": lax.asin,
     "acos": lax.acos, "atan": lax.atan, "sinh": lax.sinh, "cosh": lax.cosh, "tanh": lax.tanh,
     "asinh": lax.asinh, "acosh": lax.acosh, "atanh": lax.atanh, "sigmoid": lax.logistic,
     "erf": lax.erf, "erfc": lax.erfc, "erfinv": lax.erf_inv, "lgamma": lax.lgamma,
-    "digamma": _digamma, "sinc": jnp.sinc, "i0": special.i0, "floor": _real_if_integral(lax.floor),
-    "ceil": _real_if_integral(lax.ceil), "trunc": _real_if_integral(_trunc), "round":
-    _real_if_integral(_round), "sgn": _sgn, "sign": _sgn,
+    "digamma": _digamma, "i0": special.i0, "floor": jnp.floor,
+    "ceil": jnp.ceil, "trunc": jnp.trunc, "round": jnp.round, "sgn": _sgn, "sign": _sgn,
     "reciprocal": lambda x: lax.div(scalar_like(x, 1), x), "special_i0e": special.i0e,
-    "special_i1": special.i1, "special_i1e": special.i1e, "special_erfcx":
+    "special_i1": special.i1, "special_modified_bessel_i0": special.i0,
+    "special_modified_bessel_i1": special.i1, "special_i1e": special.i1e, "special_erfcx":
     _erfcx, "special_ndtri": special.ndtri,
-    "special_log_ndtr": special.log_ndtr,
-    "deg2rad": lambda x: lax.mul(x, scalar_like(x, math.pi / 180)),
-    "rad2deg": lambda x: lax.mul(x, scalar_like(x, 180 / math.pi)),
     "_conj": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
     "_conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, "_neg_view": lax.neg,
 }  # fmt: skip
 for _name, _function in _UNARY.items():
     _unary(_name, _function)
-
-
-@lowers("aten.abs.default")
-def absolute(ctx: OpContext, x: Array) -> Array:
-    unsigned = ctx.out.dtype in {
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.bool,
-    }
-    return x if unsigned else lax.abs(x)
 
 
 @lowers("aten.angle.default")
@@ -153,8 +109,8 @@ def round_decimals(ctx: OpContext, x: Array, decimals: int) -> Array:
     (x,) = ctx.cast(x)
     scale = scalar_like(x, 10.0 ** abs(decimals))
     if decimals >= 0:
-        return lax.div(_round(lax.mul(x, scale)), scale)
-    return lax.mul(_round(lax.div(x, scale)), scale)
+        return lax.div(jnp.round(lax.mul(x, scale)), scale)
+    return lax.mul(jnp.round(lax.div(x, scale)), scale)
 
 
 @lowers("aten.polygamma.default")
@@ -197,29 +153,24 @@ def _trigamma(x: Array) -> Array:
     return jnp.where(is_low, math.pi**2 / (sine * sine) - value, value)
 
 
-# Predicates.
+# One argument in its own dtype.
 
 
-def _predicate(name: str, function: Callable[[Array], Array]) -> None:
+def _plain(name: str, function: Callable[[Array], Array]) -> None:
     @lowers(*overloads(name, "default"))
     def rule(ctx: OpContext, x: Array) -> Array:
         return function(x)
 
 
-_PREDICATES: dict[str, Callable[[Array], Array]] = {
+_PLAIN: dict[str, Callable[[Array], Array]] = {
     "isnan": isnan, "isinf": jnp.isinf,
-    "isposinf": jnp.isposinf, "isneginf": jnp.isneginf,
     "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating)
     else (x < 0 if x.dtype != bool else jnp.zeros(x.shape, bool)),
-    "logical_not": lambda x: lax.eq(x, zeros_like(x)),
+    "logical_not": lambda x: lax.eq(x, zeros_like(x)), "bitwise_not": lax.bitwise_not,
+    "abs": jnp.abs,
 }  # fmt: skip
-for _name, _function in _PREDICATES.items():
-    _predicate(_name, _function)
-
-
-@lowers("aten.bitwise_not.default")
-def bitwise_not(ctx: OpContext, x: Array) -> Array:
-    return lax.bitwise_not(x)
+for _name, _function in _PLAIN.items():
+    _plain(_name, _function)
 
 
 # Two arguments in the promoted dtype.
@@ -256,22 +207,6 @@ def _as_bool(_ctx: OpContext) -> torch.dtype:
     return torch.bool
 
 
-def _multiply(x: Array, y: Array) -> Array:
-    return lax.bitwise_and(x, y) if x.dtype == bool else lax.mul(x, y)
-
-
-def _fmin(x: Array, y: Array) -> Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return lax.min(x, y)
-    return jnp.where(isnan(x), y, jnp.where(isnan(y), x, lax.min(x, y)))
-
-
-def _fmax(x: Array, y: Array) -> Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return lax.max(x, y)
-    return jnp.where(isnan(x), y, jnp.where(isnan(y), x, lax.max(x, y)))
-
-
 def _shift_left(x: Array, y: Array) -> Array:
     inside = (y >= 0) & (y < x.dtype.itemsize * 8)
     return jnp.where(inside, lax.shift_left(x, y), zeros_like(x))
@@ -295,30 +230,14 @@ def remainder_of(x: Array, y: Array) -> Array:
     return lax.select(wrong, lax.add(rest, y), rest)
 
 
-def _heaviside(x: Array, y: Array) -> Array:
-    step = lax.convert_element_type(x > 0, x.dtype)
-    return jnp.where(x == 0, y, step)
-
-
-def _xlogy(x: Array, y: Array) -> Array:
-    product = jnp.where(x == 0, zeros_like(x), x * lax.log(y))
-    return jnp.where(isnan(y), y, product)
-
-
-def _xlog1py(x: Array, y: Array) -> Array:
-    product = jnp.where(x == 0, zeros_like(x), x * lax.log1p(y))
-    return jnp.where(isnan(y), y, product)
-
-
 def _ldexp(x: Array, y: Array) -> Array:
     return lax.mul(x, lax.exp2(y))
 
 
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "mul": _multiply, "maximum": lax.max, "minimum": lax.min, "fmax": _fmax, "fmin": _fmin,
+    "mul": jnp.multiply, "maximum": lax.max, "minimum": lax.min, "fmax": jnp.fmax, "fmin": jnp.fmin,
     "atan2": lax.atan2, "copysign": jnp.copysign, "hypot": jnp.hypot, "fmod": lax.rem, "remainder":
-    remainder_of, "heaviside": _heaviside, "logaddexp": jnp.logaddexp, "nextafter": lax.nextafter,
-    "logaddexp2": jnp.logaddexp2, "xlogy": _xlogy, "special_xlog1py": _xlog1py,
+    remainder_of, "logaddexp": jnp.logaddexp, "nextafter": lax.nextafter,
     "bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor,
     "__and__": lax.bitwise_and, "__or__": lax.bitwise_or, "__xor__": lax.bitwise_xor,
     "bitwise_left_shift": _shift_left, "bitwise_right_shift": _shift_right,
@@ -382,7 +301,7 @@ def _divide_floats(x: Array, y: Array, rounding: str | None) -> Array:
     if rounding is None:
         return quotient
     if rounding == "trunc":
-        return _trunc(quotient)
+        return jnp.trunc(quotient)
     rest = lax.rem(x, y)
     exact = lax.div(lax.sub(x, rest), y)
     exact = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), exact - 1, exact)
@@ -403,7 +322,7 @@ def div_mode(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None) -> Array
     x, y = broadcast(*ctx.cast(x, y))
     if rounding_mode == "trunc" and ctx.out.dtype is not ctx.compute:
         # torch rounds the quotient to the half type first.
-        return _trunc(cast(cast(lax.div(x, y), ctx.out.dtype), ctx.compute))
+        return jnp.trunc(cast(cast(lax.div(x, y), ctx.out.dtype), ctx.compute))
     return _divide(x, y, rounding_mode)
 
 
@@ -509,25 +428,6 @@ def addcdiv(ctx: OpContext, x: Array, a: Array, b: Array, value: Any = 1) -> Arr
     return lax.add(*broadcast(x, lax.div(_scaled(ctx, a, value), b)))
 
 
-@lowers("aten.nan_to_num.default")
-def nan_to_num(
-    ctx: OpContext,
-    x: Array,
-    nan: float | None,
-    posinf: float | None,
-    neginf: float | None,
-) -> Array:
-    if is_integral(ctx.out.dtype):
-        return x
-    info = torch.finfo(real_dtype(ctx.out.dtype))
-    return jnp.nan_to_num(
-        x,
-        nan=0.0 if nan is None else nan,
-        posinf=info.max if posinf is None else posinf,
-        neginf=info.min if neginf is None else neginf,
-    )
-
-
 # Copies and conversions.
 
 
@@ -539,30 +439,14 @@ def identity(ctx: OpContext, x: Array, *_: Any) -> Array:
     return x
 
 
-@lowers("aten.copy.default")
-def copy(ctx: OpContext, x: Array, source: Array, *_: Any) -> Array:
+@lowers("aten.copy.default", "aten.fill.Scalar", "aten.fill.Tensor")
+def copy(ctx: OpContext, x: Array, source: Any, *_: Any) -> Array:
     return expand(cast(source, ctx.out.dtype), ctx.out.shape)
-
-
-@lowers("aten.fill.Scalar", "aten.fill.Tensor")
-def fill_with(ctx: OpContext, x: Array, value: Any) -> Array:
-    return expand(cast(value, ctx.out.dtype), ctx.out.shape)
-
-
-@lowers("aten.zero.default")
-def zero(ctx: OpContext, x: Array) -> Array:
-    return lax.full(ctx.out.shape, 0, ctx.dtype)
 
 
 @lowers("aten.complex.default")
 def make_complex(ctx: OpContext, real: Array, imag: Array) -> Array:
     return lax.complex(*broadcast(real, imag))
-
-
-@lowers("aten.polar.default")
-def polar(ctx: OpContext, size: Array, angle_: Array) -> Array:
-    size, angle_ = broadcast(size, angle_)
-    return lax.complex(lax.mul(size, lax.cos(angle_)), lax.mul(size, lax.sin(angle_)))
 
 
 @lowers("aten.view_as_real.default", "aten.view_as_real_copy.default")
@@ -584,13 +468,6 @@ def frexp(ctx: OpContext, x: Array) -> tuple[Array, Array]:
 # Rules of fake quantisation, which rounds floats to the values of an integer type.
 
 
-@lowers("aten.fake_quantize_per_tensor_affine_cachemask.default")
-def fake_quantize(
-    ctx: OpContext, x: Array, scale: Any, zero_point: Any, low: int, high: int
-) -> tuple[Array, Array]:
-    return _rounded(ctx, x, scale, zero_point, low, high)
-
-
 @lowers("aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
 def fake_quantize_where_enabled(
     ctx: OpContext,
@@ -603,7 +480,7 @@ def fake_quantize_where_enabled(
 ) -> tuple[Array, Array]:
     is_on = lax.reshape(enabled, ()) != 0
     scale, zero_point = (lax.reshape(part, ()) for part in (scale, zero_point))
-    rounded, kept = _rounded(ctx, x, scale, zero_point, low, high)
+    rounded, kept = fake_quantize(ctx, x, scale, zero_point, low, high)
     return jnp.where(is_on, rounded, cast(x, ctx.compute)), kept | ~is_on
 
 
@@ -622,10 +499,11 @@ def fake_quantize_channels(
     scale, zero_point = (
         expand(lax.reshape(part, shape), x.shape) for part in (scale, zero_point)
     )
-    return _rounded(ctx, x, scale, zero_point, low, high)
+    return fake_quantize(ctx, x, scale, zero_point, low, high)
 
 
-def _rounded(
+@lowers("aten.fake_quantize_per_tensor_affine_cachemask.default")
+def fake_quantize(
     ctx: OpContext, x: Array, scale: Any, zero_point: Any, low: int, high: int
 ) -> tuple[Array, Array]:
     """Return the nearest value of the type that has one, and which elements were in its range."""

@@ -123,19 +123,6 @@ def _rows(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
     return (*(slice(None),) * axis(dim, x.ndim), lax.reshape(index, (index.size,)))
 
 
-@lowers("aten.index_add.default")
-def index_add(
-    ctx: OpContext, x: Array, dim: int, index: Array, source: Array, alpha: Any = 1
-) -> Array:
-    source = cast(source, ctx.out.dtype)
-    if not isinstance(alpha, (int, float)) or alpha != 1:
-        factor = expand(cast(alpha, ctx.out.dtype), source.shape)
-        source = source & factor if x.dtype == bool else lax.mul(source, factor)
-    if x.ndim == 0:
-        return x + lax.reshape(source, ())
-    return _add(x.at[_rows(x, dim, index)], source)
-
-
 @lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
 def index_fill(ctx: OpContext, x: Array, dim: int, index: Array, value: Any) -> Array:
     value = cast(value, ctx.out.dtype)
@@ -209,31 +196,6 @@ def scatter(ctx: OpContext, x: Array, dim: int, index: Array, source: Any) -> Ar
     return place.set(_scattered(x, source, index), wrap_negative_indices=False)
 
 
-@lowers("aten.scatter_add.default")
-def scatter_add(
-    ctx: OpContext, x: Array, dim: int, index: Array, source: Array
-) -> Array:
-    source = cast(source, ctx.out.dtype)
-    if x.ndim == 0:
-        return x + lax.reshape(source, ())
-    return _add(x.at[_elements(x, dim, index)], _scattered(x, source, index))
-
-
-@lowers("aten.scatter.reduce", "aten.scatter.value_reduce")
-def scatter_reduce_old(
-    ctx: OpContext, x: Array, dim: int, index: Array, source: Any, reduce: str
-) -> Array:
-    source = cast(source, ctx.out.dtype)
-    if x.ndim:
-        source = expand(source, index.shape) if source.ndim == 0 else source
-        source = _scattered(x, source, index)
-    else:
-        source = lax.reshape(source, ())
-    where = _elements(x, dim, index) if x.ndim else ()
-    word = "prod" if reduce == "multiply" else "sum"
-    return _reduce_into(x, where, source, word, include_self=True)
-
-
 @lowers("aten.scatter_reduce.two")
 def scatter_reduce(
     ctx: OpContext,
@@ -252,6 +214,22 @@ def scatter_reduce(
     source = _scattered(x, source, index)
     where = _elements(x, dim, index)
     return _reduce_into(x, where, source, reduce, include_self=include_self)
+
+
+@lowers("aten.scatter_add.default")
+def scatter_add(
+    ctx: OpContext, x: Array, dim: int, index: Array, source: Array
+) -> Array:
+    return scatter_reduce(ctx, x, dim, index, source, "sum")
+
+
+@lowers("aten.scatter.reduce", "aten.scatter.value_reduce")
+def scatter_reduce_old(
+    ctx: OpContext, x: Array, dim: int, index: Array, source: Any, reduce: str
+) -> Array:
+    source = cast(source, ctx.out.dtype)
+    source = source if source.ndim else expand(source, index.shape)
+    return scatter_reduce(ctx, x, dim, index, source, reduce)
 
 
 def _reduce_into(

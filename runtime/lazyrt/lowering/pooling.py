@@ -116,14 +116,14 @@ def max_pool(
     dilation: Any = 1,
     *_: Any,
 ) -> tuple[Array, Array]:
-    rank = 3 if "3d" in ctx.name else 2
+    rank = _rank_of(ctx)
     return _max_pool(ctx, x, kernel, stride, padding, dilation, rank)
 
 
 @lowers("aten.max_pool2d_with_indices_backward.default",
         "aten.max_pool3d_with_indices_backward.default")  # fmt: skip
 def max_pool_backward(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
-    rank = 3 if "3d" in ctx.name else 2
+    rank = _rank_of(ctx)
     return _unpool(grad, rest[-1], x.shape, rank)
 
 
@@ -177,51 +177,34 @@ def _avg_pool(
     return lax.div(total, expand(counts, total.shape))
 
 
-def _avg_pool_rule(rank: int) -> Callable[..., Array]:
-    def rule(
-        ctx: OpContext,
-        x: Array,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor: int | None = None,
-    ) -> Array:
-        rest = (count_include_pad, divisor, rank)
-        return _avg_pool(
-            cast(x, ctx.compute), ctx.out.shape, kernel, stride, padding, *rest
-        )
-
-    return rule
+@lowers("aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def avg_pool(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Array:
+    rest = (count_include_pad, divisor, _rank_of(ctx))
+    (x,) = ctx.cast(x)
+    return _avg_pool(x, ctx.out.shape, kernel, stride, padding, *rest)
 
 
-def _avg_pool_backward_rule(rank: int) -> Callable[..., Array]:
-    def rule(
-        ctx: OpContext,
-        grad: Array,
-        x: Array,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor: int | None,
-    ) -> Array:
-        grad, x = ctx.cast(grad, x)
-        rest = (count_include_pad, divisor, rank)
-        _, pull = jax.vjp(
-            lambda v: _avg_pool(v, grad.shape, kernel, stride, padding, *rest), x
-        )
-        gradient: Array = pull(grad)[0]
-        return gradient
-
-    return rule
+@lowers("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default")
+def avg_pool_backward(ctx: OpContext, grad: Array, x: Array, *window: Any) -> Array:
+    grad, x = ctx.cast(grad, x)
+    kernel, stride, padding, _ceil_mode, *rest = window
+    options = (kernel, stride, padding, *rest, _rank_of(ctx))
+    _, pull = jax.vjp(lambda v: _avg_pool(v, grad.shape, *options), x)
+    gradient: Array = pull(grad)[0]
+    return gradient
 
 
-for _rank in (2, 3):
-    lowers(f"aten.avg_pool{_rank}d.default")(_avg_pool_rule(_rank))
-    lowers(f"aten.avg_pool{_rank}d_backward.default")(_avg_pool_backward_rule(_rank))
+def _rank_of(ctx: OpContext) -> int:
+    return 3 if "3d" in ctx.name else 2
 
 
 def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -261,7 +244,7 @@ def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
         "aten._adaptive_avg_pool3d_backward.default")  # fmt: skip
 def adaptive_avg_pool_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
     grad, x = ctx.cast(grad, x)
-    rank = 3 if "3d" in ctx.name else 2
+    rank = _rank_of(ctx)
     _, pull = jax.vjp(lambda v: _adaptive_avg(v, grad.shape[-rank:]), x)
     gradient: Array = pull(grad)[0]
     return gradient
@@ -278,7 +261,7 @@ def _adaptive_windows(size: int, count: int) -> tuple[Array, Array]:
 
 @lowers("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(ctx: OpContext, x: Array, size: Any) -> tuple[Array, Array]:
-    rank = 3 if "3d" in ctx.name else 2
+    rank = _rank_of(ctx)
     counts = ctx.out.shape[-rank:]
     if 0 in ctx.out.shape:
         return jnp.zeros(ctx.out.shape, x.dtype), jnp.zeros(ctx.out.shape, np.int64)
@@ -304,7 +287,7 @@ def adaptive_max_pool(ctx: OpContext, x: Array, size: Any) -> tuple[Array, Array
 def adaptive_max_pool_backward(
     ctx: OpContext, grad: Array, x: Array, where: Array
 ) -> Array:
-    return _unpool(grad, where, x.shape, 3 if "3d" in ctx.name else 2)
+    return _unpool(grad, where, x.shape, _rank_of(ctx))
 
 
 def _fractional_starts(samples: Array, size: int, count: int, kernel: int) -> Array:
@@ -323,7 +306,7 @@ def _fractional_starts(samples: Array, size: int, count: int, kernel: int) -> Ar
 def fractional_max_pool(
     ctx: OpContext, x: Array, kernel: Any, size: Any, samples: Array
 ) -> tuple[Array, Array]:
-    rank = 3 if "3d" in ctx.name else 2
+    rank = _rank_of(ctx)
     lead, area = x.shape[:-rank], x.shape[-rank:]
     kernel, counts = pair(kernel, rank), ctx.out.shape[-rank:]
     batched = jnp.reshape(x, (-1, math.prod(area)))
@@ -352,10 +335,11 @@ def fractional_max_pool(
 def fractional_max_pool_backward(
     ctx: OpContext, grad: Array, x: Array, *rest: Any
 ) -> Array:
-    return _unpool(grad, rest[-1], x.shape, 3 if "3d" in ctx.name else 2)
+    return _unpool(grad, rest[-1], x.shape, _rank_of(ctx))
 
 
 # Rules of the resampling ops that are a matrix product along each dimension.
+
 
 _Matrix = np.ndarray[Any, Any]
 

@@ -40,15 +40,23 @@ _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float6
 
 def bits(ctx: OpContext, shape: Sequence[int], width: int = 32) -> Array:
     """Return random words of 32 or 64 bits."""
+    return _next_bits(_state(ctx), shape, np.uint32 if width == 32 else np.uint64)[1]
+
+
+def _state(ctx: OpContext) -> Array:
     if ctx.key is None:
         raise Unsupported("it draws random numbers and was given no state")
-    shift = jnp.asarray(np.array([0, 32], np.uint64))
-    state = lax.shift_left(ctx.key, shift)
-    dtype = np.dtype(np.uint32 if width == 32 else np.uint64)
+    return lax.shift_left(ctx.key, jnp.asarray(np.array([0, 32], np.uint64)))
+
+
+def _next_bits(state: Array, shape: Sequence[int], kind: Any) -> tuple[Array, Array]:
+    """Return the next state, and random words."""
     generate: Any = lax.rng_bit_generator  # untyped in jax
     algorithm = lax.RandomAlgorithm.RNG_THREE_FRY
-    words: Array = generate(state, tuple(shape), dtype, algorithm=algorithm)[1]
-    return words
+    found: tuple[Array, Array] = generate(
+        state, tuple(shape), np.dtype(kind), algorithm=algorithm
+    )
+    return found
 
 
 def uniform(ctx: OpContext, shape: Sequence[int], dtype: torch.dtype) -> Array:
@@ -134,10 +142,14 @@ def _normal(ctx: OpContext, mean: Any, std: Any) -> Array:
     return lax.add(lax.mul(numbers, width), centre)
 
 
-@lowers("aten.randint.default", "aten.randint_like.default", "aten.randint.generator")
-def randint(ctx: OpContext, first: Any, second: Any, *_: Any) -> Array:
-    like = "like" in ctx.name
-    return _integers(ctx, 0, second if like else first)
+@lowers("aten.randint.default", "aten.randint.generator")
+def randint(ctx: OpContext, high: int, *_: Any) -> Array:
+    return _integers(ctx, 0, high)
+
+
+@lowers("aten.randint_like.default", "aten.random.to")
+def randint_like(ctx: OpContext, x: Array, high: int, *_: Any) -> Array:
+    return _integers(ctx, 0, high)
 
 
 @lowers("aten.randint.low", "aten.randint.low_generator")
@@ -145,19 +157,9 @@ def randint_low(ctx: OpContext, low: int, high: int, *_: Any) -> Array:
     return _integers(ctx, low, high)
 
 
-@lowers("aten.randint_like.low_dtype")
-def randint_like_low(ctx: OpContext, x: Array, low: int, high: int, *_: Any) -> Array:
-    return _integers(ctx, low, high)
-
-
-@lowers("aten.random.from")
+@lowers("aten.random.from", "aten.randint_like.low_dtype")
 def random_from(ctx: OpContext, x: Array, low: int, high: int | None, *_: Any) -> Array:
     return _integers(ctx, low, _top(ctx) + 1 if high is None else high)
-
-
-@lowers("aten.random.to")
-def random_to(ctx: OpContext, x: Array, high: int, *_: Any) -> Array:
-    return _integers(ctx, 0, high)
 
 
 @lowers("aten.random.default")
@@ -194,30 +196,9 @@ def exponential(ctx: OpContext, x: Array, rate: Any = 1.0, *_: Any) -> Array:
 
 @lowers("aten.geometric.default")
 def geometric(ctx: OpContext, x: Array, p: float, *_: Any) -> Array:
-    numbers = (
-        _open_uniform(ctx)
-        if not is_integral(ctx.out.dtype)
-        else lax.sub(
-            jnp.ones(ctx.out.shape, np.float32),
-            uniform(ctx, ctx.out.shape, torch.float32),
-        )
-    )
+    dtype = torch.float32 if is_integral(ctx.out.dtype) else ctx.compute
+    numbers = 1 - uniform(ctx, ctx.out.shape, dtype)
     return lax.max(lax.ceil(lax.log(numbers) / math.log1p(-p)), scalar_like(numbers, 1))
-
-
-@lowers("aten.cauchy.default")
-def cauchy(
-    ctx: OpContext, x: Array, median: float = 0.0, sigma: float = 1.0, *_: Any
-) -> Array:
-    numbers = uniform(ctx, ctx.out.shape, ctx.compute)
-    return median + sigma * lax.tan(math.pi * (numbers - 0.5))
-
-
-@lowers("aten.log_normal.default")
-def log_normal(
-    ctx: OpContext, x: Array, mean: float = 1.0, std: float = 2.0, *_: Any
-) -> Array:
-    return lax.exp(_normal(ctx, mean, std))
 
 
 def _chances(ctx: OpContext, p: Any) -> Array:
@@ -322,17 +303,9 @@ _TERMS = 400  # of a continued fraction: enough for parameters up to some 10,000
 _TINY = 1e-300
 
 
-def _state(ctx: OpContext) -> Array:
-    if ctx.key is None:
-        raise Unsupported("it draws random numbers and was given no state")
-    return lax.shift_left(ctx.key, jnp.asarray(np.array([0, 32], np.uint64)))
-
-
 def _uniforms(state: Array, shape: Sequence[int]) -> tuple[Array, Array]:
     """Return the next state, and numbers within (0, 1)."""
-    generate: Any = lax.rng_bit_generator  # untyped in jax
-    algorithm = lax.RandomAlgorithm.RNG_THREE_FRY
-    state, words = generate(state, tuple(shape), np.uint64, algorithm=algorithm)
+    state, words = _next_bits(state, shape, np.uint64)
     whole = (words >> np.uint64(11)).astype(np.float64)
     return state, (whole + 0.5) * 2.0**-53
 

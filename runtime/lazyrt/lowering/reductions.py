@@ -30,7 +30,6 @@ from lazyrt.lowering.shaping import (
     isnan,
     keep_dims,
     scalar_like,
-    zeros_like,
 )
 
 if TYPE_CHECKING:
@@ -150,12 +149,6 @@ def all_(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
     return _finish(ctx, lax.reduce_and(_truth(x), axes(dim, x.ndim)))
 
 
-@lowers("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
-def count_nonzero(ctx: OpContext, x: Array, dim: Any = None) -> Array:
-    counts = lax.convert_element_type(_truth(x), np.int64)
-    return _finish(ctx, reduce_sum(counts, axes(dim, x.ndim)))
-
-
 def moments(x: Array, dims: Sequence[int], correction: Any) -> tuple[Array, Array]:
     """Return variance and mean over dimensions, both with the dimensions taken away."""
     count = math.prod(x.shape[d] for d in dims)
@@ -182,13 +175,6 @@ def var(
     return _finish(ctx, variance)
 
 
-@lowers("aten.std.correction")
-def std(
-    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> Array:
-    return lax.sqrt(var(ctx, x, dim, correction))
-
-
 @lowers("aten.var_mean.correction")
 def var_mean(
     ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
@@ -197,30 +183,12 @@ def var_mean(
     return _finish(ctx, variance), _finish(ctx, mean_)
 
 
-@lowers("aten.logsumexp.default")
-def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
-    (x,) = ctx.cast(x)
-    dims = axes(dim, x.ndim)
-    if not dims:
-        return x
-    top = lax.reduce_max(x, dims)
-    top = jnp.where(jnp.abs(top) == math.inf, zeros_like(top), top)
-    shifted = lax.sub(x, expand(keep_dims(top, dims, x.ndim), x.shape))
-    return _finish(ctx, lax.add(lax.log(reduce_sum(lax.exp(shifted), dims)), top))
-
-
 @lowers("aten.linalg_vector_norm.default")
 def vector_norm(
     ctx: OpContext, x: Array, ord: Any = 2, dim: Any = None, *_: Any
 ) -> Array:
-    sizes = _magnitudes(ctx, x)
+    sizes = cast(lax.abs(x), ctx.compute)
     return _finish(ctx, norm_of(sizes, axes(dim, x.ndim), ord))
-
-
-def _magnitudes(ctx: OpContext, x: Array) -> Array:
-    if jnp.iscomplexobj(x):
-        return cast(lax.abs(x), ctx.compute)
-    return lax.abs(cast(x, ctx.compute))
 
 
 def norm_of(sizes: Array, dims: Sequence[int], order: Any) -> Array:

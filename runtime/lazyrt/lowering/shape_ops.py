@@ -16,7 +16,7 @@ from jax import lax
 
 from lazyrt.lowering.dtypes import Array, cast, is_integral, to_jax_dtype
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import axes, axis, expand, zeros_like
+from lazyrt.lowering.shaping import axes, axis, expand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,11 +197,7 @@ def unbind(ctx: OpContext, x: Array, dim: int = 0) -> list[Array]:
 
 @lowers("aten.repeat.default")
 def repeat(ctx: OpContext, x: Array, repeats: Sequence[int]) -> Array:
-    rank = len(repeats)
-    x = lax.reshape(x, (1,) * (rank - x.ndim) + x.shape)
-    spread = [size for pair in zip(repeats, x.shape, strict=True) for size in pair]
-    x = lax.broadcast_in_dim(x, spread, range(1, 2 * rank, 2))
-    return lax.reshape(x, ctx.out.shape)
+    return jnp.tile(x, repeats)
 
 
 @lowers("aten.flip.default")
@@ -211,24 +207,7 @@ def flip(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:
 
 @lowers("aten.roll.default")
 def roll(ctx: OpContext, x: Array, shifts: Any, dims: Any = ()) -> Array:
-    shifts = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
-    dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
-    if x.size == 0:
-        return x
-    if not dims:
-        flat = lax.reshape(x, (x.size,))
-        return lax.reshape(_roll_one(flat, shifts[0], 0), x.shape)
-    for shift, dim in zip(shifts, dims, strict=True):
-        x = _roll_one(x, shift, axis(dim, x.ndim)) if x.ndim else x
-    return x
-
-
-def _roll_one(x: Array, shift: int, dim: int) -> Array:
-    shift %= x.shape[dim]
-    if not shift:
-        return x
-    head, tail = _split_at(x, dim, [x.shape[dim] - shift, shift])
-    return lax.concatenate([tail, head], dim)
+    return jnp.roll(x, tuple(shifts), tuple(dims) or None) if x.ndim else x
 
 
 def _diagonal_index(shape: Sequence[int], offset: int) -> tuple[Array, Array]:
@@ -244,10 +223,8 @@ def _diagonal_index(shape: Sequence[int], offset: int) -> tuple[Array, Array]:
 def diagonal(
     ctx: OpContext, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Array:
-    d1, d2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
-    moved = jnp.moveaxis(x, (d1, d2), (-2, -1))
-    rows, columns = _diagonal_index(moved.shape[-2:], offset)
-    return lax.reshape(moved[..., rows, columns], ctx.out.shape)
+    found: Array = jnp.diagonal(x, offset, dim1, dim2)
+    return found
 
 
 @lowers("aten.diagonal_scatter.default")
@@ -266,23 +243,14 @@ def diagonal_scatter(
     return jnp.moveaxis(moved, (-2, -1), (d1, d2))
 
 
-def _triangle(ctx: OpContext, x: Array, diagonal_: int, *, lower: bool) -> Array:
-    shape = ctx.out.shape[-2:]
-    rows = lax.broadcasted_iota(np.int32, shape, 0)
-    columns = lax.broadcasted_iota(np.int32, shape, 1)
-    edge = lax.add(rows, np.int32(diagonal_))
-    kept = lax.le(columns, edge) if lower else lax.ge(columns, edge)
-    return lax.select(expand(kept, x.shape), x, zeros_like(x))
-
-
 @lowers("aten.tril.default")
 def tril(ctx: OpContext, x: Array, diagonal: int = 0) -> Array:
-    return _triangle(ctx, x, diagonal, lower=True)
+    return jnp.tril(x, diagonal)
 
 
 @lowers("aten.triu.default")
 def triu(ctx: OpContext, x: Array, diagonal: int = 0) -> Array:
-    return _triangle(ctx, x, diagonal, lower=False)
+    return jnp.triu(x, diagonal)
 
 
 # Strided views of a contiguous base.
@@ -377,7 +345,8 @@ def _filled(ctx: OpContext, value: Any) -> Array:
 @lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default",
         "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default",
         "aten.empty_strided.default", "aten.new_empty_strided.default",
-        "aten.empty_permuted.default", "aten._efficientzerotensor.default")  # fmt: skip
+        "aten.empty_permuted.default", "aten._efficientzerotensor.default",
+        "aten.zero.default")  # fmt: skip
 def zeros(ctx: OpContext, *_: Any) -> Array:
     # What torch leaves uninitialised is zero here, so that a run can be repeated.
     return _filled(ctx, 0)
@@ -430,10 +399,6 @@ def _arange(ctx: OpContext, start: Any, step: Any) -> Array:
 
 @lowers("aten.linspace.default")
 def linspace(ctx: OpContext, start: Any, end: Any, *_: Any) -> Array:
-    return _linspace(ctx, start, end)
-
-
-def _linspace(ctx: OpContext, start: Any, end: Any) -> Array:
     """Count from both ends, as torch does, so that both are met exactly."""
     count = ctx.out.shape[0]
     dtype = torch.float64 if is_integral(ctx.out.dtype) else ctx.compute
@@ -450,34 +415,15 @@ def _linspace(ctx: OpContext, start: Any, end: Any) -> Array:
     return lax.select(lax.lt(index, lax.full((count,), np.int64(count // 2))), up, down)
 
 
-@lowers("aten.logspace.default")
-def logspace(
-    ctx: OpContext, start: Any, end: Any, steps: int, base: float = 10.0, *_: Any
-) -> Array:
-    exponents = _linspace(ctx, start, end)
-    return lax.pow(lax.full_like(exponents, base), exponents)
-
-
 @lowers("aten.eye.default", "aten.eye.m")
 def eye(ctx: OpContext, *_: Any) -> Array:
-    shape = ctx.out.shape
-    rows = lax.broadcasted_iota(np.int32, shape, 0)
-    return cast(lax.eq(rows, lax.broadcasted_iota(np.int32, shape, 1)), ctx.out.dtype)
+    rows, columns = ctx.out.shape
+    return jnp.eye(rows, columns, dtype=ctx.dtype)
 
 
-def _triangle_index(
-    ctx: OpContext, row: int, col: int, offset: int, *, lower: bool
+@lowers("aten.tril_indices.default", "aten.triu_indices.default")
+def triangle_indices(
+    ctx: OpContext, row: int, col: int, offset: int = 0, *_: Any
 ) -> Array:
-    pick = np.tril_indices if lower else np.triu_indices
-    rows, columns = pick(row, offset, col)
-    return jnp.asarray(np.stack([rows, columns])).astype(ctx.dtype)
-
-
-@lowers("aten.tril_indices.default")
-def tril_indices(ctx: OpContext, row: int, col: int, offset: int = 0, *_: Any) -> Array:
-    return _triangle_index(ctx, row, col, offset, lower=True)
-
-
-@lowers("aten.triu_indices.default")
-def triu_indices(ctx: OpContext, row: int, col: int, offset: int = 0, *_: Any) -> Array:
-    return _triangle_index(ctx, row, col, offset, lower=False)
+    pick = np.tril_indices if "tril" in ctx.name else np.triu_indices
+    return jnp.asarray(np.stack(pick(row, offset, col))).astype(ctx.dtype)

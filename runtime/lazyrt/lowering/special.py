@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
-from jax.scipy import special
 
 from lazyrt.lowering.dtypes import Array, cast
 from lazyrt.lowering.registry import lowers, overloads
@@ -99,16 +98,6 @@ _recurrence(
     lambda x: x,
     lambda k, x, p, q: ((2 * k + 1) * x * p - k * q) / (k + 1),
 )
-
-
-@lowers("aten.special_modified_bessel_i0.default")
-def bessel_i0(ctx: OpContext, x: Array) -> Array:
-    return special.i0(cast(x, ctx.compute))
-
-
-@lowers("aten.special_modified_bessel_i1.default")
-def bessel_i1(ctx: OpContext, x: Array) -> Array:
-    return special.i1(cast(x, ctx.compute))
 
 
 @lowers("aten.special_spherical_bessel_j0.default")
