@@ -496,6 +496,8 @@ class Cache(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
+        self.rows: torch.Tensor
+        self.count: torch.Tensor
         self.register_buffer("rows", torch.zeros(4, 3))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 

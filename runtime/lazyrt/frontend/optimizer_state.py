@@ -36,7 +36,7 @@ _STEP = Optimizer.profile_hook_step(lambda _self: None).__code__
 # that shows when somebody looks for it.
 steps: dict[int, int] = {}
 # Fills that the step has made so far: the buffer, its constant value, and the line that made it.
-_made: list[tuple[weakref.ref[Buffer], Value, tuple[CodeType, int] | None]] = []
+_made: list[tuple[weakref.ref[Buffer], Value, tuple[object, int] | None]] = []
 # Lines whose fills did not outlive a step.
 _temporary: set[tuple[CodeType, int] | None] = set()
 _MAX_LINES = 10_000
