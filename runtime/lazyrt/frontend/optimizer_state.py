@@ -26,7 +26,7 @@ from lazyrt.ir.node import Leaf, Node, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from lazyrt.ir.node import Value
     from lazyrt.ir.sharding import Sharding
@@ -38,7 +38,7 @@ steps: dict[int, int] = {}
 # Fills that the step has made so far: the buffer, its constant value, and the line that made it.
 _made: list[tuple[weakref.ref[Buffer], Value, tuple[object, int] | None]] = []
 # Lines whose fills did not outlive a step.
-_temporary: set[tuple[CodeType, int] | None] = set()
+_temporary: set[tuple[object, int] | None] = set()
 _MAX_LINES = 10_000
 _begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _HOW = "before its step"
