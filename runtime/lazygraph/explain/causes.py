@@ -950,12 +950,11 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
     names = [name for _, name in known if name]
     texts = [text for text, name in known if text and (name or not names)]
     many = len(claims) > 1
-    texts = texts or [
-        text for text in [c.source.statement(claims[0].fact.row.site)] if text
-    ]
     within = f" in {listed(texts)}" if texts else ""
     if 0 < len(texts) < len(claims):  # others stand there, too
         within = f", some of them in {listed(texts)},"
+    elif not texts and (text := c.source.statement(claims[0].fact.row.site)):
+        within = f" in `{text}`"
     return {
         "number": f"{len(claims)} Python numbers" if many else "a Python number",
         "varies": "vary" if many else "varies",

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.explain.compare import is_view, position
 from lazygraph.numbers import plural, size_text
@@ -662,12 +662,12 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
     sides = comparison.a, comparison.b
     tables = [visits(side) for side in sides]
     skipped = update_lines(sides[0]) | update_lines(sides[1]) | {None}
-    lines: dict[Hashable, list[Any]] = {}
+    lines: dict[Hashable, list[tuple[Position | None, str, str]]] = {}
     for side, table in zip(sides, tables, strict=True):
         for key, row in table.items():
-            line: Any = key
+            line = cast("tuple[Position | None, str, str]", key)
             if line[0] not in skipped and not is_view(side[row.vertices[0]]):
-                lines.setdefault(line[:2], []).append(key)
+                lines.setdefault(line[:2], []).append(line)
     for keys in map(dict.fromkeys, lines.values()):
         rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
         rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
