@@ -542,47 +542,6 @@ class _Reader:
                     raise
                 self._at += 1
 
-    def _add(
-        self,
-        computation: Computation,
-        root: str | None,
-        name: str,
-        type_text: str,
-        op: str,
-        body: str,
-        rest: str,
-    ) -> None:
-        metadata = ""
-        if rest and "metadata=" in rest:
-            rest, metadata = without_metadata(rest)
-        index = computation.index
-        operands: tuple[int, ...] = ()
-        head = f"{type_text} {op}"
-        key: tuple[str, ...] = (head, rest)
-        if op in LITERAL_OPS:
-            key = (head, rest, body)
-        elif body:
-            self._check_operands(name, body)
-            names = operand_names(body)
-            try:
-                operands = tuple([index[each] for each in names])
-            except KeyError:
-                self._references.append((computation, len(computation), names))
-        if name in index and not self._partial:
-            raise self._error(
-                f"the instruction %{name} is defined a second time in the computation "
-                f"%{computation.name}. Two dumps may have been mixed, or the module was "
-                "printed without `print_ids`.",
-                at=name,
-            )
-        form = self._common.numbers.get(key)
-        if form is None:
-            self._check_attributes(name, rest)
-            form = self._common.add_form(key)
-        position = computation.add(name, form, operands, metadata, self._at + 1)
-        if root:
-            computation.root = position
-
     def _check_operands(self, name: str, body: str) -> None:
         """Refuse operands that were left out, which would read as fewer."""
         if not self._partial and (hidden := _HIDDEN.search(body)):
@@ -640,7 +599,7 @@ class _Reader:
         return "\n".join(parts)
 
     def _scan(self, text: str, start: re.Match[str]) -> None:
-        """Take an instruction apart step by step, which any nesting of brackets allows."""
+        """Take an instruction apart step by step, which any nesting of brackets allows; add it."""
         at = start.end()
         end_of_type = type_end(text, at)
         opcode = _OPCODE.match(text, end_of_type) if end_of_type > at else None
@@ -657,15 +616,35 @@ class _Reader:
         end = closing(text, opcode.end() - 1)
         computation = self._computation
         assert computation is not None
-        self._add(
-            computation,
-            start[1],
-            start[2],
-            text[at:end_of_type],
-            opcode[1],
-            text[opcode.end() : end - 1],
-            text[end:],
-        )
+        root, name = start[1], start[2]
+        head = f"{text[at:end_of_type]} {opcode[1]}"
+        body = text[opcode.end() : end - 1]
+        rest, metadata = without_metadata(text[end:])
+        operands: tuple[int, ...] = ()
+        key: Key = (head, rest)
+        if opcode[1] in LITERAL_OPS:
+            key = (head, rest, body)
+        elif body:
+            self._check_operands(name, body)
+            names = operand_names(body)
+            try:
+                operands = tuple([computation.index[each] for each in names])
+            except KeyError:
+                self._references.append((computation, len(computation), names))
+        if name in computation.index and not self._partial:
+            raise self._error(
+                f"the instruction %{name} is defined a second time in the computation "
+                f"%{computation.name}. Two dumps may have been mixed, or the module was "
+                "printed without `print_ids`.",
+                at=name,
+            )
+        form = self._common.numbers.get(key)
+        if form is None:
+            self._check_attributes(name, rest)
+            form = self._common.add_form(key)
+        position = computation.add(name, form, operands, metadata, self._at + 1)
+        if root:
+            computation.root = position
 
     def _leave_excerpt(self) -> None:
         if self._computation is not None and self._computation.name == "excerpt":
