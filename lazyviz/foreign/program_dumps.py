@@ -231,7 +231,11 @@ class XlaDump(Evidence):
             Fold(f"module {module.id} {module.name}", [Code("\n".join(module.files))])
             for module in self.modules
         )
-        parts = [Note(self._summary()), self._table(), *folds]
+        texts = any(module.before or module.after for module in self.modules)
+        counted = "; before and after are numbers of instructions" if texts else ""
+        many = text.plural(len(self.modules), "module")
+        summary = Note(f"{many} in {self.folder}{counted}")
+        parts = [summary, self._table(), *folds]
         return Doc(parts, css_class="lazyviz-xla-dump", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,14 +253,6 @@ class XlaDump(Evidence):
                 for module in self.modules
             ],
         }
-
-    def _summary(self) -> str:
-        counted = (
-            "; before and after are numbers of instructions"
-            if any(module.before or module.after for module in self.modules)
-            else ""
-        )
-        return f"{text.plural(len(self.modules), 'module')} in {self.folder}{counted}"
 
     def _table(self) -> Table:
         """Return the table, without columns of what was not dumped."""

@@ -498,35 +498,34 @@ class _Reader:
                     )
 
     def _start_computation(self, found: re.Match[str]) -> None:
-        if self._module is None:
-            self._module = HloModule("excerpt")
-            self._common = CommonLines(self._module.forms)
-        name = found[2]
-        if name in self._module.computations:
+        module, name = self._opened(), found[2]
+        if name in module.computations:
             raise self._error(
                 f"the computation %{name} is defined a second time. Names of computations "
                 "are unique in a module; two dumps may have been mixed."
             )
-        self._computation = Computation(name, self._at + 1, table=self._module.forms)
-        self._module.computations[name] = self._computation
+        self._computation = Computation(name, self._at + 1, table=module.forms)
+        module.computations[name] = self._computation
         if found[1]:
-            if self._module.entry:
+            if module.entry:
                 raise self._error(
-                    f"%{name} is a second ENTRY computation; %{self._module.entry} is the "
-                    "first. A module has one."
+                    f"%{name} is a second ENTRY computation; %{module.entry} is the first. A "
+                    "module has one."
                 )
-            self._module.entry = name
+            module.entry = name
 
     def _start_excerpt(self) -> None:
+        module, name = self._opened(), "excerpt"
+        self._computation = module.computations.setdefault(
+            name, Computation(name, self._at + 1, table=module.forms)
+        )
+
+    def _opened(self) -> HloModule:
+        """Return the module that is read; what has no head is an excerpt."""
         if self._module is None:
             self._module = HloModule("excerpt")
             self._common = CommonLines(self._module.forms)
-        name = "excerpt"
-        computation = self._module.computations.get(name)
-        if computation is None:
-            computation = Computation(name, self._at + 1, table=self._module.forms)
-            self._module.computations[name] = computation
-        self._computation = computation
+        return self._module
 
     def _instructions(self, computation: Computation) -> None:
         """Take the lines of a computation up to its end; what is odd is scanned."""
