@@ -68,7 +68,19 @@ class Programs(Evidence):
             )
             for number, graph in enumerate(self.graphs, 1)
         )
-        table, notes = Table(_PROGRAM_HEADER, self._rows()), map(Note, self._notes())
+        rows = [
+            [
+                number,
+                graph.name,
+                len(graph),
+                len(graph.inputs),
+                text.size(sum(type_bytes(graph.types[node]) for node in graph.inputs)),
+                len(graph.outputs),
+                len(graph.dead),
+            ]
+            for number, graph in enumerate(self.graphs, 1)
+        ]
+        table, notes = Table(_PROGRAM_HEADER, rows), map(Note, self._notes())
         return Doc([table, *notes, *folds], css_class="lazyviz-programs", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,20 +96,6 @@ class Programs(Evidence):
                 for graph in self.graphs
             ]
         }
-
-    def _rows(self) -> list[list[object]]:
-        return [
-            [
-                number,
-                graph.name,
-                len(graph),
-                len(graph.inputs),
-                text.size(sum(type_bytes(graph.types[node]) for node in graph.inputs)),
-                len(graph.outputs),
-                len(graph.dead),
-            ]
-            for number, graph in enumerate(self.graphs, 1)
-        ]
 
     def _notes(self) -> list[str]:
         ops = Counter(op for graph in self.graphs for op in graph.ops)
