@@ -173,7 +173,7 @@ class _Reader:
     def _sign(self, time: Any, next_s: float) -> None:
         """Note a sign of life; the thread that beats may sleep for as long as it said before."""
         self._time = float(time)
-        if not (abs(self._time) < _MAX_TIME_S and 0 <= next_s < _MAX_TIME_S):
+        if not (0 <= self._time < _MAX_TIME_S and 0 <= next_s < _MAX_TIME_S):
             raise ValueError("no time")
         self._due = max(self._due, self._time + next_s)
 

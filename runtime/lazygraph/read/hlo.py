@@ -572,7 +572,11 @@ class _Reader:
         start = START.match(line)
         if start is None:
             if self._partial:
-                self._leave_excerpt()
+                if (
+                    self._computation is not None
+                    and self._computation.name == "excerpt"
+                ):
+                    self._computation = None
                 return
             raise self._no_instruction(line)
         first = self._at
@@ -644,10 +648,6 @@ class _Reader:
         position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
             computation.root = position
-
-    def _leave_excerpt(self) -> None:
-        if self._computation is not None and self._computation.name == "excerpt":
-            self._computation = None
 
     def _close(self) -> None:
         computation = self._computation
