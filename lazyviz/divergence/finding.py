@@ -273,7 +273,7 @@ def _guard(lines: Sequence[Place]) -> str:
             node for node in ast.walk(tree)
             if isinstance(node, ast.If)
             and node.body[0].lineno <= line.line <= (node.end_lineno or 0)
-            and not _is_main(node)
+            and "__name__" not in ast.unparse(node.test)
         ]  # fmt: skip
         if found:
             node = max(found, key=lambda each: each.lineno)
@@ -293,10 +293,6 @@ def _source(file: str) -> list[str]:
         )
     except (OSError, ValueError):
         return []
-
-
-def _is_main(node: ast.If) -> bool:
-    return "__name__" in ast.unparse(node.test)
 
 
 def _place(sides: Sequence[Side]) -> str:

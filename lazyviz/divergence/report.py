@@ -185,8 +185,9 @@ def _last_sign(track: Track, now: float, most: int) -> str:
     if track.state == "full":
         return f"{who}'s record is full and was not continued, {count}"
     if track.state == "silent":
+        last = dt.datetime.fromtimestamp(track.last_time).astimezone()
         return (
-            f"{who} gives no sign of life since {_clock(track.last_time)}, {since} ago, and has not "
+            f"{who} gives no sign of life since {last:%H:%M:%S}, {since} ago, and has not "
             f"ended: it was {where}, {count}; it was killed, or its machine is gone"
         )
     if track.state != "running":
@@ -209,14 +210,6 @@ def _where(track: Track) -> str:
     if track.entered is not None:
         return f"inside a barrier, {track.entered.cause}, at {line}"
     return f"at {line}"
-
-
-def _clock(seconds: float) -> str:
-    try:
-        moment = dt.datetime.fromtimestamp(seconds).astimezone()
-    except (OverflowError, OSError, ValueError):
-        return "an unknown time"
-    return f"{moment:%H:%M:%S}"
 
 
 def main(arguments: Sequence[str], out: TextIO | None = None) -> int:

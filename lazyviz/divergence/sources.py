@@ -173,7 +173,7 @@ class _Reader:
     def _sign(self, time: Any, next_s: float) -> None:
         """Note a sign of life; the thread that beats may sleep for as long as it said before."""
         self._time = float(time)
-        if not (abs(self._time) < _MAX_TIME_S and 0 <= next_s < _MAX_TIME_S):
+        if not (0 <= self._time < _MAX_TIME_S and 0 <= next_s < _MAX_TIME_S):
             raise ValueError("no time")
         self._due = max(self._due, self._time + next_s)
 
@@ -389,7 +389,9 @@ def _named_apart(tracks: list[Track]) -> list[Track]:
     """Return the replicas with names of their own."""
     counts = Counter(track.name for track in tracks)
     named = [
-        track if counts[track.name] == 1 else replace(track, name=_file_name(track))
+        track
+        if counts[track.name] == 1
+        else replace(track, name=f"{track.path.parent.name}/{track.path.name}")
         for track in tracks
     ]
     again = Counter(track.name for track in named)
@@ -400,10 +402,6 @@ def _named_apart(tracks: list[Track]) -> list[Track]:
             "each replica."
         )
     return named
-
-
-def _file_name(track: Track) -> str:
-    return f"{track.path.parent.name}/{track.path.name}"
 
 
 def _of_dump(path: Path) -> Track:

@@ -119,15 +119,13 @@ def read(path: Path) -> Any:
         raise ValueError(
             f"{path} cannot be read: {error.strerror}. Nothing was run; name another notebook."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, nbformat.ValidationError
+    ) as error:  # fmt: skip
+        said = getattr(error, "message", "") or f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{path} is not a Jupyter notebook: {type(error).__name__}: {error}. "
-            "Nothing was run; open the file in Jupyter and save it."
-        ) from error
-    except nbformat.ValidationError as error:
-        raise ValueError(
-            f"{path} is not a Jupyter notebook: {error.message}. Nothing was run; open the "
-            "file in Jupyter and save it."
+            f"{path} is not a Jupyter notebook: {said}. Nothing was run; open the file in "
+            "Jupyter and save it."
         ) from error
     found.cells = [
         cell

@@ -362,7 +362,7 @@ def _most_frequent(reasons: Mapping[str, int]) -> str | None:
     for reason, count in reasons.items():
         if reason and not reason.startswith(_FIRST):
             clause = reason.partition("; ")[0]
-            cause = _NUMBER.sub(_without_number, clause)
+            cause = _NUMBER.sub(lambda found: found["line"] or "#", clause)
             counts[cause] = counts.get(cause, 0) + count
             first.setdefault(cause, clause)
     top = _top(counts)
@@ -371,28 +371,20 @@ def _most_frequent(reasons: Mapping[str, int]) -> str | None:
     return f"{first[top]} ({plural(counts[top], 'time')})"
 
 
-def _without_number(found: re.Match[str]) -> str:
-    return found[0] if found["line"] else "#"
-
-
 def _too_slow(
     section: Section, name: str, symptom: Symptom, threshold: float, fix: str
 ) -> Iterator[Finding]:
     metric = section.get(name)
     if metric is None or metric.largest.value <= threshold:
         return
-    longest = _span_text(metric, metric.largest)
+    bound = "at most " if metric.upper_bounds else ""
+    longest = bound + duration(metric.largest.value)
     yield Finding(
         symptom,
         f"{name} too slow: the longest of {plural(metric.total_samples, 'sample')} took {longest}",
         _top(metric.sites),
         fix,
     )
-
-
-def _span_text(metric: Metric, quantity: Quantity) -> str:
-    bound = "at most " if metric.upper_bounds else ""
-    return bound + duration(quantity.value)
 
 
 def _on_the_cpu(section: Section) -> Iterator[Finding]:
@@ -653,15 +645,11 @@ def _narrow(wide: Table) -> Table:
         at = keep.index(total) + 1
         for cell, row in zip(cells, rows, strict=True):
             if row[printed]:
-                cell[at] = _with_printed(str(row[total]), str(row[printed]))
+                measured, shown = map(
+                    html.breakable, (str(row[total]), str(row[printed]))
+                )
+                cell[at] = Fragment(f"{measured}<br/><small>printed as {shown}</small>")
     return Table([header[0], *(header[k] for k in keep)], cells)
-
-
-def _with_printed(total: str, printed: str) -> Fragment:
-    """Return what was measured, and below it what had been printed of it."""
-    return Fragment(
-        f"{html.breakable(total)}<br/><small>printed as {html.breakable(printed)}</small>"
-    )
 
 
 def _percentiles(section: Section) -> list[Part]:

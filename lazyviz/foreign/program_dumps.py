@@ -68,7 +68,19 @@ class Programs(Evidence):
             )
             for number, graph in enumerate(self.graphs, 1)
         )
-        table, notes = Table(_PROGRAM_HEADER, self._rows()), map(Note, self._notes())
+        rows = [
+            [
+                number,
+                graph.name,
+                len(graph),
+                len(graph.inputs),
+                text.size(sum(type_bytes(graph.types[node]) for node in graph.inputs)),
+                len(graph.outputs),
+                len(graph.dead),
+            ]
+            for number, graph in enumerate(self.graphs, 1)
+        ]
+        table, notes = Table(_PROGRAM_HEADER, rows), map(Note, self._notes())
         return Doc([table, *notes, *folds], css_class="lazyviz-programs", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,20 +96,6 @@ class Programs(Evidence):
                 for graph in self.graphs
             ]
         }
-
-    def _rows(self) -> list[list[object]]:
-        return [
-            [
-                number,
-                graph.name,
-                len(graph),
-                len(graph.inputs),
-                text.size(sum(type_bytes(graph.types[node]) for node in graph.inputs)),
-                len(graph.outputs),
-                len(graph.dead),
-            ]
-            for number, graph in enumerate(self.graphs, 1)
-        ]
 
     def _notes(self) -> list[str]:
         ops = Counter(op for graph in self.graphs for op in graph.ops)
@@ -231,7 +229,11 @@ class XlaDump(Evidence):
             Fold(f"module {module.id} {module.name}", [Code("\n".join(module.files))])
             for module in self.modules
         )
-        parts = [Note(self._summary()), self._table(), *folds]
+        texts = any(module.before or module.after for module in self.modules)
+        counted = "; before and after are numbers of instructions" if texts else ""
+        many = text.plural(len(self.modules), "module")
+        summary = Note(f"{many} in {self.folder}{counted}")
+        parts = [summary, self._table(), *folds]
         return Doc(parts, css_class="lazyviz-xla-dump", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,14 +251,6 @@ class XlaDump(Evidence):
                 for module in self.modules
             ],
         }
-
-    def _summary(self) -> str:
-        counted = (
-            "; before and after are numbers of instructions"
-            if any(module.before or module.after for module in self.modules)
-            else ""
-        )
-        return f"{text.plural(len(self.modules), 'module')} in {self.folder}{counted}"
 
     def _table(self) -> Table:
         """Return the table, without columns of what was not dumped."""

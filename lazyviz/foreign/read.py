@@ -151,7 +151,8 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_tensors_dump
     if any(mark in contents for mark in _ANALYSES):
         return parse_debug_log
-    if "Metric: " in contents or "Counter: " in contents or _is_report_json(contents):
+    is_json = contents.lstrip().startswith("{") and '"metrics"' in contents
+    if is_json or "Metric: " in contents or "Counter: " in contents:
         return parse_report
     if REPORT.search(contents):
         return parse_tensors_report
@@ -163,7 +164,3 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         f"the text that starts with {shorten(contents.lstrip())} is nothing that can be read "
         f"here. {_KINDS}"
     )
-
-
-def _is_report_json(contents: str) -> bool:
-    return contents.lstrip().startswith("{") and '"metrics"' in contents

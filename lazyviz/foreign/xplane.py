@@ -75,12 +75,6 @@ class ProfilePlane(NamedTuple):
     stats: Mapping[str, Any]
 
 
-class _Used(NamedTuple):
-    times: int
-    ns: int
-    own_ns: int
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile(Evidence):
     """What a profiler saw.
@@ -201,25 +195,23 @@ class Profile(Evidence):
         ]
 
     def _other_rows(self) -> list[list[object]]:
-        used: dict[str, _Used] = {}
+        times, whole, own = Counter[str](), Counter[str](), Counter[str]()
         for _, line in self.lines():
             for event, own_ns in _own_times(line.events):
                 if "hlo_op" in event.stats or not event.duration_ns:
                     continue
-                times, ns, own = used.get(event.name, _Used(0, 0, 0))
-                used[event.name] = _Used(
-                    times + 1, ns + event.duration_ns, own + own_ns
-                )
-        ranked = sorted(used.items(), key=lambda item: (-item[1].own_ns, item[0]))
+                times[event.name] += 1
+                whole[event.name] += event.duration_ns
+                own[event.name] += own_ns
         return [
             [
                 name,
-                times,
-                text.duration(ns),
-                text.duration(own_ns),
-                text.duration(ns / times),
+                times[name],
+                text.duration(whole[name]),
+                text.duration(own[name]),
+                text.duration(whole[name] / times[name]),
             ]
-            for name, (times, ns, own_ns) in ranked
+            for name in sorted(own, key=lambda name: (-own[name], name))
         ]
 
     def _listing(self, events: Sequence[ProfileEvent]) -> Table:

@@ -88,7 +88,8 @@ class Progress:
         kind = type(event).__name__
         if kind in _PHASES:
             self._note_phase(kind, event)
-        if not (kind in _FOLLOWED or self.shown) or not _on_main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if not (kind in _FOLLOWED or self.shown) or not is_main:
             return kind in _SHOWN
         if kind in _SHOWN:
             is_copy = kind == "TransferProgress"
@@ -208,7 +209,7 @@ class Progress:
 
     def _show(self, wait: Wait) -> None:
         self._now = wait
-        if _is_notebook(self._shell):
+        if getattr(self._shell, "kernel", None) is not None:
             self._show_in_notebook(wait)
         elif sys.stderr.isatty() or self._stream is not None:
             self._stream = sys.stderr
@@ -277,11 +278,3 @@ def _transfer(event: TransferProgress) -> Wait:
         copy=f"{size} {_COPIES[event.direction]}",
         done=f"{text.size(event.done)} done",
     )
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _is_notebook(shell: InteractiveShell) -> bool:
-    return getattr(shell, "kernel", None) is not None

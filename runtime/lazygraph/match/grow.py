@@ -203,18 +203,8 @@ def _local_ancestor_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list
         scope = scopes[node]
         if not scope or not row:
             continue
-        if len(row) == 1:
-            (one,) = row
-            seen = ancestors[one] if scopes[one] == scope else -1 - labels[one]
-            ancestors[node] = ids[labels[node], seen]
-        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
-            one, two = row
-            seen = ancestors[one] if scopes[one] == scope else -1 - labels[one]
-            other = ancestors[two] if scopes[two] == scope else -1 - labels[two]
-            ancestors[node] = ids[labels[node], seen, other]
-        else:
-            rest = [ancestors[o] if scopes[o] == scope else -1 - labels[o] for o in row]
-            ancestors[node] = ids[(labels[node], *rest)]
+        seen = [ancestors[o] if scopes[o] == scope else -1 - labels[o] for o in row]
+        ancestors[node] = ids[(labels[node], *seen)]
     return ancestors
 
 

@@ -32,19 +32,6 @@ def numbers() -> Numbers:
     return defaultdict(count().__next__)
 
 
-def full_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
-    """Return a number for each node; equal numbers mean equal labels."""
-    known = numbers()
-    return _numbered(a, a.labels, known), _numbered(b, b.labels, known)
-
-
-def skeleton_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
-    """Return a number for each node that ignores sizes, dtypes, constants and callees."""
-    known = numbers()
-    first, second = ([skeleton(label) for label in each.labels] for each in (a, b))
-    return _numbered(a, first, known), _numbered(b, second, known)
-
-
 def blind_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
     """Return a number for each node that tells of what computes its result's type alone."""
     known = numbers()
@@ -139,9 +126,15 @@ class Matching:
     """
 
     def __init__(self, a: Graph, b: Graph) -> None:
-        full, skeleton = full_labels(a, b), skeleton_labels(a, b)
-        self.a = Side(a, full[0], skeleton[0])
-        self.b = Side(b, full[1], skeleton[1])
+        full, plain = numbers(), numbers()
+        self.a, self.b = (
+            Side(
+                each,
+                _numbered(each, each.labels, full),
+                _numbered(each, [skeleton(label) for label in each.labels], plain),
+            )
+            for each in (a, b)
+        )
         self._equal_operands: deque[tuple[int, int]] = deque()
         self._equal_users: deque[tuple[int, int]] = deque()
         self._similar: deque[tuple[int, int]] = deque()

@@ -101,15 +101,12 @@ def text_of_proto(data: bytes, source: str = "") -> str:
 
 def looks_like_proto(data: bytes) -> bool:
     """Return whether bytes may be a proto: they are no text."""
-    return data[:1] == b"\x0a" and (b"\x00" in data or not _is_text(data))
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
+    if data[:1] != b"\x0a":
         return False
-    return True
+    try:
+        return "\0" in data.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
 
 
 def _first_field(data: bytes) -> tuple[int, int]:

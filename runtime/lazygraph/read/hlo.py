@@ -498,35 +498,34 @@ class _Reader:
                     )
 
     def _start_computation(self, found: re.Match[str]) -> None:
-        if self._module is None:
-            self._module = HloModule("excerpt")
-            self._common = CommonLines(self._module.forms)
-        name = found[2]
-        if name in self._module.computations:
+        module, name = self._opened(), found[2]
+        if name in module.computations:
             raise self._error(
                 f"the computation %{name} is defined a second time. Names of computations "
                 "are unique in a module; two dumps may have been mixed."
             )
-        self._computation = Computation(name, self._at + 1, table=self._module.forms)
-        self._module.computations[name] = self._computation
+        self._computation = Computation(name, self._at + 1, table=module.forms)
+        module.computations[name] = self._computation
         if found[1]:
-            if self._module.entry:
+            if module.entry:
                 raise self._error(
-                    f"%{name} is a second ENTRY computation; %{self._module.entry} is the "
-                    "first. A module has one."
+                    f"%{name} is a second ENTRY computation; %{module.entry} is the first. A "
+                    "module has one."
                 )
-            self._module.entry = name
+            module.entry = name
 
     def _start_excerpt(self) -> None:
+        module, name = self._opened(), "excerpt"
+        self._computation = module.computations.setdefault(
+            name, Computation(name, self._at + 1, table=module.forms)
+        )
+
+    def _opened(self) -> HloModule:
+        """Return the module that is read; what has no head is an excerpt."""
         if self._module is None:
             self._module = HloModule("excerpt")
             self._common = CommonLines(self._module.forms)
-        name = "excerpt"
-        computation = self._module.computations.get(name)
-        if computation is None:
-            computation = Computation(name, self._at + 1, table=self._module.forms)
-            self._module.computations[name] = computation
-        self._computation = computation
+        return self._module
 
     def _instructions(self, computation: Computation) -> None:
         """Take the lines of a computation up to its end; what is odd is scanned."""
@@ -541,47 +540,6 @@ class _Reader:
                     self._check_names(computation)  # a name that was taken before it
                     raise
                 self._at += 1
-
-    def _add(
-        self,
-        computation: Computation,
-        root: str | None,
-        name: str,
-        type_text: str,
-        op: str,
-        body: str,
-        rest: str,
-    ) -> None:
-        metadata = ""
-        if rest and "metadata=" in rest:
-            rest, metadata = without_metadata(rest)
-        index = computation.index
-        operands: tuple[int, ...] = ()
-        head = f"{type_text} {op}"
-        key: tuple[str, ...] = (head, rest)
-        if op in LITERAL_OPS:
-            key = (head, rest, body)
-        elif body:
-            self._check_operands(name, body)
-            names = operand_names(body)
-            try:
-                operands = tuple([index[each] for each in names])
-            except KeyError:
-                self._references.append((computation, len(computation), names))
-        if name in index and not self._partial:
-            raise self._error(
-                f"the instruction %{name} is defined a second time in the computation "
-                f"%{computation.name}. Two dumps may have been mixed, or the module was "
-                "printed without `print_ids`.",
-                at=name,
-            )
-        form = self._common.numbers.get(key)
-        if form is None:
-            self._check_attributes(name, rest)
-            form = self._common.add_form(key)
-        position = computation.add(name, form, operands, metadata, self._at + 1)
-        if root:
-            computation.root = position
 
     def _check_operands(self, name: str, body: str) -> None:
         """Refuse operands that were left out, which would read as fewer."""
@@ -614,7 +572,11 @@ class _Reader:
         start = START.match(line)
         if start is None:
             if self._partial:
-                self._leave_excerpt()
+                if (
+                    self._computation is not None
+                    and self._computation.name == "excerpt"
+                ):
+                    self._computation = None
                 return
             raise self._no_instruction(line)
         first = self._at
@@ -640,7 +602,7 @@ class _Reader:
         return "\n".join(parts)
 
     def _scan(self, text: str, start: re.Match[str]) -> None:
-        """Take an instruction apart step by step, which any nesting of brackets allows."""
+        """Take an instruction apart step by step, which any nesting of brackets allows; add it."""
         at = start.end()
         end_of_type = type_end(text, at)
         opcode = _OPCODE.match(text, end_of_type) if end_of_type > at else None
@@ -657,19 +619,35 @@ class _Reader:
         end = closing(text, opcode.end() - 1)
         computation = self._computation
         assert computation is not None
-        self._add(
-            computation,
-            start[1],
-            start[2],
-            text[at:end_of_type],
-            opcode[1],
-            text[opcode.end() : end - 1],
-            text[end:],
-        )
-
-    def _leave_excerpt(self) -> None:
-        if self._computation is not None and self._computation.name == "excerpt":
-            self._computation = None
+        root, name = start[1], start[2]
+        head = f"{text[at:end_of_type]} {opcode[1]}"
+        body = text[opcode.end() : end - 1]
+        rest, metadata = without_metadata(text[end:])
+        operands: tuple[int, ...] = ()
+        key: Key = (head, rest)
+        if opcode[1] in LITERAL_OPS:
+            key = (head, rest, body)
+        elif body:
+            self._check_operands(name, body)
+            names = operand_names(body)
+            try:
+                operands = tuple([computation.index[each] for each in names])
+            except KeyError:
+                self._references.append((computation, len(computation), names))
+        if name in computation.index and not self._partial:
+            raise self._error(
+                f"the instruction %{name} is defined a second time in the computation "
+                f"%{computation.name}. Two dumps may have been mixed, or the module was "
+                "printed without `print_ids`.",
+                at=name,
+            )
+        form = self._common.numbers.get(key)
+        if form is None:
+            self._check_attributes(name, rest)
+            form = self._common.add_form(key)
+        position = computation.add(name, form, operands, metadata, self._at + 1)
+        if root:
+            computation.root = position
 
     def _close(self) -> None:
         computation = self._computation

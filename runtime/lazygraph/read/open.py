@@ -228,12 +228,8 @@ def _bytes_of(file: Path) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "") or error
         raise HloError(
-            f"{_shown(file)} cannot be read: {why}. Give the path of a dump, or its text."
+            f"{repr(str(file))[1:-1][:_SHOWN_CHARACTERS]} cannot be read: {why}. Give the path of a dump, or its text."
         ) from None
-
-
-def _shown(file: Path) -> str:
-    return repr(str(file))[1:-1][:_SHOWN_CHARACTERS]
 
 
 @gc_paused

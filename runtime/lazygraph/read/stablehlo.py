@@ -507,7 +507,9 @@ class MlirModule:
         self.plans: dict[str, tuple[str, str, str, str] | None] = {}
         self.known_regions: dict[str, str] = {}
         self.effectful: set[str] = set()
-        self._header = _header(text)
+        head = _HEADER.search(text)
+        start = head.end() - 1 if head else 0
+        self._header = dictionary(text[start : closing(text, start)]) if head else {}
         self._fingerprints: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._regions: dict[str, Graph] = {}
@@ -602,14 +604,6 @@ class MlirModule:
         """Return the functions and regions that some attributes name."""
         found = _DIGEST.findall(attrs)
         return [(key, self._names[each]) for key, each in found if each in self._names]
-
-
-def _header(text: str) -> dict[str, str]:
-    found = _HEADER.search(text)
-    if found is None:
-        return {}
-    start = found.end() - 1
-    return dictionary(text[start : closing(text, start)])
 
 
 def _result_shardings(results: str) -> dict[int, str]:

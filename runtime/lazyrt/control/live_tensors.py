@@ -589,25 +589,23 @@ class LiveTensor(Readable):
 
 def live_tensors() -> list[LiveTensor]:
     """Return a record of each live tensor, largest first; holds none of them."""
-    found = [
-        _describe(buffer)
-        for buffer in live_buffers()
-        if not isinstance(buffer.data, Lost)
-    ]
+    found = []
+    for buffer in live_buffers():
+        if isinstance(buffer.data, Lost):
+            continue
+        shape, dtype, _ = buffer.type
+        node = buffer.value.node if buffer.value is not None else None
+        found.append(
+            LiveTensor(
+                shape=shape,
+                dtype=dtype,
+                nbytes=math.prod(shape) * dtype.itemsize,
+                pending=node is not None,
+                op=node.op.name if node is not None else "",
+                site=node.provenance.site if node is not None else None,
+            )
+        )
     return sorted(found, key=lambda tensor: -tensor.nbytes)
-
-
-def _describe(buffer: Buffer) -> LiveTensor:
-    shape, dtype, _ = buffer.type
-    node = buffer.value.node if buffer.value is not None else None
-    return LiveTensor(
-        shape=shape,
-        dtype=dtype,
-        nbytes=math.prod(shape) * dtype.itemsize,
-        pending=node is not None,
-        op=node.op.name if node is not None else "",
-        site=node.provenance.site if node is not None else None,
-    )
 
 
 def live_tensors_report(
