@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _SINGLE = {
     "addcmul": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
     "addcdiv": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
-    "copy": {},  # below
     "pow": {"List": "Tensor_Tensor", "Scalar": "Tensor_Scalar", "ScalarList": "Tensor_Scalar",
             "ScalarAndTensor": "Scalar"},
     "maximum": {"List": "default", "Scalar": "default", "ScalarList": "default"},
@@ -99,13 +98,6 @@ def _register_all() -> None:
 
 
 _register_all()
-
-
-@lowers("aten._foreach_copy.default")
-def foreach_copy(
-    ctx: OpContext, tensors: Sequence[Array], sources: Sequence[Array], *_: Any
-) -> list[Array]:
-    return list(sources)
 
 
 _Update = tuple[Array, ...]
