@@ -57,21 +57,9 @@ def local_ordinal() -> int:
 
 
 @of_replicas
-def process_index() -> int:
-    """Return the number of this process."""
-    return common.ordinal()
-
-
-@of_replicas
 def host_index() -> int:
     """Return the number of this machine, as torchrun counts them."""
     return common.local("GROUP_RANK", 0)
-
-
-@of_replicas
-def process_count() -> int:
-    """Return how many processes the process group has; 1 without one."""
-    return common.world_size()
 
 
 @of_replicas
@@ -80,20 +68,15 @@ def local_process_count() -> int:
     return common.local("LOCAL_WORLD_SIZE", common.world_size())
 
 
-@of_replicas
-def global_device_count() -> int:
-    """Return one device for each process."""
-    return common.world_size()
-
-
 def local_device_count() -> int:
     """Return 1."""
     return 1
 
 
-def addressable_device_count() -> int:
-    """Return 1."""
-    return 1
+# Equal by another name.
+process_count = global_device_count = world_size
+process_index = global_ordinal
+addressable_device_count = local_device_count
 
 
 @of_replicas

@@ -411,24 +411,17 @@ def index_fill(
     )
 
 
-def masked_fill_in_place(
-    self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
-    """`aten.masked_fill_.Tensor`; see `masked_fill`."""
-    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
-        with below_autograd():
-            return self.masked_fill_(mask, value)
-    return self.copy_(masked_fill(self, mask, value))
+def _in_place(pure: Callable[..., torch.Tensor], name: str) -> Callable[..., Any]:
+    """Return the in-place form of an op that is composed here where its value is differentiated."""
 
+    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        value = args[-1]
+        if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
+            with below_autograd():
+                return getattr(self, name)(*args)  # type: ignore[no-any-return]
+        return self.copy_(pure(self, *args))
 
-def index_fill_in_place(
-    self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
-) -> torch.Tensor:
-    """`aten.index_fill_.int_Tensor`; see `index_fill`."""
-    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
-        with below_autograd():
-            return self.index_fill_(dim, index, value)
-    return self.copy_(index_fill(self, dim, index, value))
+    return kernel
 
 
 # Registered for autograd alone: below it these ops have kernels like any other.
@@ -441,9 +434,9 @@ DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
     "median": _choosing(torch.median, _median, _either),
     "nanmedian": _choosing(torch.nanmedian, _nanmedian, _either),
     "masked_fill.Tensor": masked_fill,
-    "masked_fill_.Tensor": masked_fill_in_place,
+    "masked_fill_.Tensor": _in_place(masked_fill, "masked_fill_"),
     "index_fill.int_Tensor": index_fill,
-    "index_fill_.int_Tensor": index_fill_in_place,
+    "index_fill_.int_Tensor": _in_place(index_fill, "index_fill_"),
 }
 
 

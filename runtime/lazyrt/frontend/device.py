@@ -267,8 +267,8 @@ _LEFT_TO_TORCH = frozenset(
 )  # fmt: skip
 # torch composes them of others in C++. Each stays one op, which its decomposition lowers.
 _ONE_OP = frozenset(
-    f"aten.{name}" for name in ("binary_cross_entropy_with_logits", "deg2rad", "logspace",
-                                "logsumexp", "nan_to_num", "polar", "rad2deg")
+    f"aten.{name}"
+    for name in ("deg2rad", "logspace", "logsumexp", "nan_to_num", "polar", "rad2deg")
 )  # fmt: skip
 
 

@@ -84,21 +84,6 @@ def silu(ctx: OpContext, x: Array) -> Array:
     return lax.mul(x, lax.logistic(x))
 
 
-@lowers("aten.sigmoid_backward.default")
-def sigmoid_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
-    grad, y = broadcast(*ctx.cast(grad, y))
-    rest = lax.sub(scalar_like(y, 1), y)
-    product = lax.mul(y, rest)
-    return lax.mul(grad, lax.conj(product) if jnp.iscomplexobj(y) else product)
-
-
-@lowers("aten.tanh_backward.default")
-def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
-    grad, y = broadcast(*ctx.cast(grad, y))
-    slope = lax.sub(scalar_like(y, 1), lax.mul(y, y))
-    return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
-
-
 @lowers("aten.softshrink_backward.default", "aten.hardshrink_backward.default")
 def shrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
     grad, x = ctx.cast(grad, x)
@@ -173,6 +158,25 @@ def log_softmax_backward(
 
 
 _MEAN = 1
+
+
+@lowers("aten.binary_cross_entropy_with_logits.default")
+def bce_with_logits(
+    ctx: OpContext,
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    pos_weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    x, target = broadcast(*ctx.cast(x, target))
+    weight, pos_weight = ctx.cast_optional(weight, pos_weight)
+    factor = 1 if pos_weight is None else (pos_weight - 1) * target + 1
+    loss = (1 - target) * x - factor * jax.nn.log_sigmoid(x)
+    loss = loss if weight is None else loss * weight
+    if reduction == 0:
+        return loss
+    return jnp.mean(loss) if reduction == _MEAN else jnp.sum(loss)
 
 
 def _class_weights(x: Array, target: Array, weight: Array | None, ignore: int) -> Array:

@@ -239,7 +239,6 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "atan2": lax.atan2, "copysign": jnp.copysign, "hypot": jnp.hypot, "fmod": lax.rem, "remainder":
     remainder_of, "logaddexp": jnp.logaddexp, "nextafter": lax.nextafter,
     "bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor,
-    "__and__": lax.bitwise_and, "__or__": lax.bitwise_or, "__xor__": lax.bitwise_xor,
     "bitwise_left_shift": _shift_left, "bitwise_right_shift": _shift_right,
     "__lshift__": _shift_left, "__rshift__": _shift_right,
     "gcd": jnp.gcd, "lcm": jnp.lcm, "ldexp": _ldexp, "special_zeta": _zeta,
@@ -324,11 +323,6 @@ def div_mode(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None) -> Array
         # torch rounds the quotient to the half type first.
         return jnp.trunc(cast(cast(lax.div(x, y), ctx.out.dtype), ctx.compute))
     return _divide(x, y, rounding_mode)
-
-
-@lowers("aten.floor_divide.default", "aten.floor_divide.Scalar")
-def floor_divide(ctx: OpContext, x: Any, y: Any) -> Array:
-    return div_mode(ctx, x, y, "floor")
 
 
 _SMALL_POWERS: dict[float, Callable[[Array], Array]] = {

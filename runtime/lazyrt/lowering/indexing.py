@@ -123,12 +123,6 @@ def _rows(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
     return (*(slice(None),) * axis(dim, x.ndim), lax.reshape(index, (index.size,)))
 
 
-@lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
-def index_fill(ctx: OpContext, x: Array, dim: int, index: Array, value: Any) -> Array:
-    value = cast(value, ctx.out.dtype)
-    return value if x.ndim == 0 else x.at[_rows(x, dim, index)].set(value)
-
-
 @lowers("aten.index_reduce.default")
 def index_reduce(
     ctx: OpContext,

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 # The overload of the single op that an overload of the foreach op repeats, where it is not
 # simply Tensor for List, Scalar for Scalar and ScalarList.
 _SINGLE = {
-    "addcmul": {"Scalar": "default", "ScalarList": "default"},
-    "addcdiv": {"Scalar": "default", "ScalarList": "default"},
-    "copy": {},  # below, as is addcmul with a tensor of factors
+    "addcmul": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
+    "addcdiv": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
     "pow": {"List": "Tensor_Tensor", "Scalar": "Tensor_Scalar", "ScalarList": "Tensor_Scalar",
             "ScalarAndTensor": "Scalar"},
     "maximum": {"List": "default", "Scalar": "default", "ScalarList": "default"},
@@ -64,6 +63,9 @@ def _repeated(single: torch._ops.OpOverload) -> Rule:
             assert out is not None
             entry = [_entry(arg, index) for arg in args]
             types = [_entry(arg, index) for arg in ctx.args]
+            last = ctx.args[-1]
+            if isinstance(last, Aval) and last.shape:  # a tensor of factors
+                entry[-1], types[-1] = args[-1][index], Aval((), last.dtype)
             results += ctx.call(single, entry, types, out)
         return results
 
@@ -96,32 +98,6 @@ def _register_all() -> None:
 
 
 _register_all()
-
-
-@lowers("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
-def addc_tensor(
-    ctx: OpContext,
-    tensors: Sequence[Array],
-    first: Sequence[Array],
-    second: Sequence[Array],
-    scalars: Array,
-) -> list[Array]:
-    packet = torch.ops.aten.addcmul if "addcmul" in ctx.name else torch.ops.aten.addcdiv
-    factor = Aval((), ctx.args[3].dtype)
-    results = []
-    for index, out in enumerate(ctx.outs):
-        assert out is not None
-        types = [*(arg[index] for arg in ctx.args[:3]), factor]
-        entry = (tensors[index], first[index], second[index], scalars[index])
-        results += ctx.call(packet.default, entry, types, out)
-    return results
-
-
-@lowers("aten._foreach_copy.default")
-def foreach_copy(
-    ctx: OpContext, tensors: Sequence[Array], sources: Sequence[Array], *_: Any
-) -> list[Array]:
-    return list(sources)
 
 
 _Update = tuple[Array, ...]

@@ -127,16 +127,12 @@ def randn(ctx: OpContext, *_: Any) -> Array:
 def normal_functional(
     ctx: OpContext, x: Array, mean: Any = 0.0, std: Any = 1.0, *_: Any
 ) -> Array:
-    return _normal(ctx, mean, std)
+    return normal_of(ctx, mean, std)
 
 
 @lowers("aten.normal.Tensor_Tensor", "aten.normal.Tensor_float", "aten.normal.float_Tensor",
         "aten.normal.float_float")  # fmt: skip
 def normal_of(ctx: OpContext, mean: Any, std: Any = 1.0, *_: Any) -> Array:
-    return _normal(ctx, mean, std)
-
-
-def _normal(ctx: OpContext, mean: Any, std: Any) -> Array:
     numbers = cast(normal(ctx, ctx.out.shape, ctx.out.dtype), ctx.compute)
     centre, width = (expand(x, numbers.shape) for x in ctx.cast(mean, std))
     return lax.add(lax.mul(numbers, width), centre)
@@ -182,15 +178,9 @@ def randperm(ctx: OpContext, n: int, *_: Any) -> Array:
     return order
 
 
-def _open_uniform(ctx: OpContext) -> Array:
-    """Return numbers in (0, 1] of the dtype to compute in."""
-    numbers = uniform(ctx, ctx.out.shape, ctx.compute)
-    return lax.sub(scalar_like(numbers, 1.0), numbers)
-
-
 @lowers("aten.exponential.default")
 def exponential(ctx: OpContext, x: Array, rate: Any = 1.0, *_: Any) -> Array:
-    numbers = lax.neg(lax.log(_open_uniform(ctx)))
+    numbers = -lax.log(1 - uniform(ctx, ctx.out.shape, ctx.compute))
     return lax.div(numbers, expand(cast(rate, ctx.compute), numbers.shape))
 
 
