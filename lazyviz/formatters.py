@@ -84,7 +84,7 @@ def _page(runtime: Any, tensor: Any, shown: str) -> str:
     return tensor_doc(line, shown, look, plan, listing, shards).to_html()
 
 
-def _shards(runtime: Any, tensor: Any) -> Doc | None:
+def _shards(runtime: Any, tensor: object) -> Doc | None:
     """Return which devices have which parts of a tensor; None of one that is whole."""
     from lazyviz.render.values import shards_table
 
