@@ -264,6 +264,7 @@ TOO_LARGE = {
 }
 
 
+@pytest.mark.not_eager("there all such ops are one, whose first number is checked")
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_a_float_written_in_place_is_refused_where_the_cpu_refuses_it(name):
     call = TOO_LARGE[name]
@@ -367,7 +368,8 @@ def test_an_elementwise_op_takes_the_dtypes_that_the_cpu_takes(name):
         try:
             return call(*operands).dtype
         except (RuntimeError, TypeError) as error:
-            return type(error), str(error)
+            # The check before a write in place says what to do, too.
+            return type(error), str(error).partition(": an in-place op keeps")[0]
 
     for dtypes in itertools.product(DTYPES, DTYPES):
         assert outcome(DEVICE, dtypes) == outcome("cpu", dtypes), dtypes
