@@ -162,6 +162,7 @@ def shell(
     config.HistoryManager.enabled = False
     config.HistoryManager.hist_file = ":memory:"
     config.InteractiveShell.colors = "nocolor"
+    vars(builtins).pop("_", None)  # of a prompt: the shell would leave the name alone
     before = _interpreter_state()
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=config)

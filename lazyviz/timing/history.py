@@ -71,14 +71,14 @@ class Timeline:
 
     Args:
         lock: Guards it; by default one of its own.
-        most: How many spans are kept.
+        most: How many spans are kept; by default as many as a session keeps.
     """
 
     def __init__(
-        self, lock: threading.RLock | None = None, most: int = _MAX_SPANS
+        self, lock: threading.RLock | None = None, most: int | None = None
     ) -> None:
         self.cells: deque[CellTime] = deque(maxlen=_MAX_CELLS)
-        self._notes: deque[_Note | Span] = deque(maxlen=most)
+        self._notes: deque[_Note | Span] = deque(maxlen=most or _MAX_SPANS)
         self._told = 0
         self._flying: deque[_Flying] = deque(maxlen=_MAX_FLYING)
         self._flows = 0

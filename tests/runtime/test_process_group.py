@@ -378,7 +378,10 @@ def _trained_well(told: dict[str, Any]) -> None:
         ("unused", 2),
         ("fully sharded", 1),
         ("tensor parallel", 1),
-        ("pipeline", 3),  # the first step asks for shapes
+        (
+            "pipeline",
+            5,
+        ),  # the first step asks its neighbours for shapes and makes buffers
     ):
         assert told[name][0] < 1e-5, name
         assert told[name][1] <= compiles, name

@@ -558,6 +558,9 @@ def _update(c: Comparison, fact: Fact) -> bool:
     return not any(
         k in side.unmatched
         and not (side[k].backward or side[k].is_leaf or position(side[k].site) in lines)
+        and not all(
+            side[user].backward for user in side.users[k]
+        )  # where backward begins
         for k in near
     )
 

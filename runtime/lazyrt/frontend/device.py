@@ -268,7 +268,7 @@ _LEFT_TO_TORCH = frozenset(
 # torch composes them of others in C++. Each stays one op, which its decomposition lowers.
 _ONE_OP = frozenset(
     f"aten.{name}"
-    for name in ("deg2rad", "logspace", "logsumexp", "nan_to_num", "polar", "rad2deg")
+    for name in ("deg2rad", "logspace", "nan_to_num", "polar", "rad2deg")
 )  # fmt: skip
 
 

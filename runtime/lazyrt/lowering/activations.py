@@ -84,6 +84,20 @@ def silu(ctx: OpContext, x: Array) -> Array:
     return lax.mul(x, lax.logistic(x))
 
 
+@lowers("aten.sigmoid_backward.default")
+def sigmoid_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
+    grad, y = broadcast(*ctx.cast(grad, y))
+    slope = lax.mul(y, lax.sub(scalar_like(y, 1), y))
+    return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
+
+
+@lowers("aten.tanh_backward.default")
+def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
+    grad, y = broadcast(*ctx.cast(grad, y))
+    slope = lax.sub(scalar_like(y, 1), lax.mul(y, y))
+    return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
+
+
 @lowers("aten.softshrink_backward.default", "aten.hardshrink_backward.default")
 def shrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
     grad, x = ctx.cast(grad, x)
@@ -157,7 +171,31 @@ def log_softmax_backward(
 # Losses. A reduction is 0 for none, 1 for the mean, 2 for the sum.
 
 
-_MEAN = 1
+_MEAN, _SUM = 1, 2
+
+
+def _reduced(x: Array, reduction: int) -> Array:
+    if reduction == 0:
+        return x
+    return jnp.sum(x) if reduction == _SUM else jnp.mean(x)
+
+
+@lowers("aten.mse_loss.default")
+def mse_loss(ctx: OpContext, x: Array, target: Array, reduction: int = 1) -> Array:
+    difference = lax.sub(*broadcast(*ctx.cast(x, target)))
+    return _reduced(lax.mul(difference, difference), reduction)
+
+
+@lowers("aten.mse_loss_backward.default")
+def mse_loss_backward(
+    ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int
+) -> Array:
+    grad, x, target = ctx.cast(grad, x, target)
+    difference = lax.sub(*broadcast(x, target))
+    grad = expand(grad, difference.shape)
+    if reduction == _MEAN:
+        grad = lax.div(grad, scalar_like(grad, difference.size))
+    return lax.mul(lax.mul(scalar_like(difference, 2), difference), grad)
 
 
 @lowers("aten.binary_cross_entropy_with_logits.default")
@@ -174,9 +212,7 @@ def bce_with_logits(
     factor = 1 if pos_weight is None else (pos_weight - 1) * target + 1
     loss = (1 - target) * x - factor * jax.nn.log_sigmoid(x)
     loss = loss if weight is None else loss * weight
-    if reduction == 0:
-        return loss
-    return jnp.mean(loss) if reduction == _MEAN else jnp.sum(loss)
+    return _reduced(loss, reduction)
 
 
 def _class_weights(x: Array, target: Array, weight: Array | None, ignore: int) -> Array:
@@ -255,27 +291,45 @@ def multi_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, *rest: Any
 ) -> Array:
     forward = torch.ops.aten.multi_margin_loss.default
-    return _through(ctx, forward, grad, [x, *rest], ctx.args[1:])
+
+    def run(value: Array) -> Array:
+        out = Aval(grad.shape, ctx.out.dtype)
+        loss: Array = ctx.call(forward, [value, *rest], ctx.args[1:], out)[0]
+        return loss
+
+    gradient: Array = jax.vjp(run, x)[1](grad)[0]
+    return gradient
+
+
+def _multilabel_margins(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    """Return the loss, and which classes are targets: those before the first negative label."""
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    kept = jnp.cumprod(labels >= 0, axis=-1) > 0
+    places = jnp.where(kept, labels, 0)
+    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
+    is_target = jnp.any(hits, axis=1)
+    scores = jnp.take_along_axis(rows, places, axis=1)
+    margins = 1 - (scores[:, :, None] - rows[:, None, :])
+    counted = (margins > 0) & kept[:, :, None] & ~is_target[:, None, :]
+    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
+    return _reduced(losses, reduction), is_target
+
+
+@lowers("aten.multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(
+    ctx: OpContext, x: Array, target: Array, reduction: int
+) -> tuple[Array, Array]:
+    (x,) = ctx.cast(x)
+    loss, is_target = _multilabel_margins(x, target, reduction)
+    marks = lax.convert_element_type(is_target, x.dtype)
+    return lax.reshape(loss, ctx.out.shape), lax.reshape(marks, target.shape)
 
 
 @lowers("aten.multilabel_margin_loss_backward.default")
 def multilabel_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int, *_: Any
 ) -> Array:
-    forward = torch.ops.aten.multilabel_margin_loss_forward.default
-    types, marks = ctx.args[1:4], Aval(target.shape, ctx.out.dtype)
-    return _through(ctx, forward, grad, [x, target, reduction], types, marks)
-
-
-def _through(
-    ctx: OpContext, forward: Any, grad: Array, args: list[Any], types: Any, *more: Aval
-) -> Array:
-    """Return what a loss passes back to its first argument."""
-
-    def run(value: Array) -> Array:
-        out = Aval(grad.shape, ctx.out.dtype)
-        loss: Array = ctx.call(forward, [value, *args[1:]], types, out, *more)[0]
-        return loss
-
-    gradient: Array = jax.vjp(run, args[0])[1](grad)[0]
+    grad, x = ctx.cast(grad, x)
+    loss, pull = jax.vjp(lambda v: _multilabel_margins(v, target, reduction)[0], x)
+    gradient: Array = pull(lax.reshape(grad, loss.shape))[0]
     return gradient

@@ -234,8 +234,12 @@ def _ldexp(x: Array, y: Array) -> Array:
     return lax.mul(x, lax.exp2(y))
 
 
+def _multiply(x: Array, y: Array) -> Array:
+    return lax.bitwise_and(x, y) if x.dtype == bool else lax.mul(x, y)
+
+
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "mul": jnp.multiply, "maximum": lax.max, "minimum": lax.min, "fmax": jnp.fmax, "fmin": jnp.fmin,
+    "mul": _multiply, "maximum": lax.max, "minimum": lax.min, "fmax": jnp.fmax, "fmin": jnp.fmin,
     "atan2": lax.atan2, "copysign": jnp.copysign, "hypot": jnp.hypot, "fmod": lax.rem, "remainder":
     remainder_of, "logaddexp": jnp.logaddexp, "nextafter": lax.nextafter,
     "bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor,

@@ -30,6 +30,7 @@ from lazyrt.lowering.shaping import (
     isnan,
     keep_dims,
     scalar_like,
+    zeros_like,
 )
 
 if TYPE_CHECKING:
@@ -175,12 +176,31 @@ def var(
     return _finish(ctx, variance)
 
 
+@lowers("aten.std.correction")
+def std(
+    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
+) -> Array:
+    return lax.sqrt(var(ctx, x, dim, correction))
+
+
 @lowers("aten.var_mean.correction")
 def var_mean(
     ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
 ) -> tuple[Array, Array]:
     variance, mean_ = moments(_in_float(x), axes(dim, x.ndim), correction)
     return _finish(ctx, variance), _finish(ctx, mean_)
+
+
+@lowers("aten.logsumexp.default")
+def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    dims = axes(dim, x.ndim)
+    if not dims:
+        return x
+    top = lax.reduce_max(x, dims)
+    top = jnp.where(jnp.abs(top) == math.inf, zeros_like(top), top)
+    shifted = lax.sub(x, expand(keep_dims(top, dims, x.ndim), x.shape))
+    return _finish(ctx, lax.add(lax.log(reduce_sum(lax.exp(shifted), dims)), top))
 
 
 @lowers("aten.linalg_vector_norm.default")
