@@ -194,14 +194,11 @@ def _comes_last(result: torch.Tensor) -> bool:
         return True
 
 
-_COLLECTORS = {"full_tensor", "_gather_state_dict"}
-
-
 def _collects_parts() -> bool:
     """Return whether torch calls for the whole of a sharded tensor, which one rank alone may read."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in _COLLECTORS and is_library(frame.f_code):
+        if frame.f_code.co_name in compat.COLLECTORS and is_library(frame.f_code):
             return True
         frame = frame.f_back
     return False

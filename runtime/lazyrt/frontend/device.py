@@ -126,8 +126,9 @@ class Event(torch.Event):
 # 2.7 µs more. So the entry in c10's registry becomes a copy of the meta device's table, in which
 # questions for a device or a stream are answered by "device lazyrt:0, stream 0", and those for events
 # by "yes": on one stream nothing is out of order. `pin_memory=True` gets the CPU's memory, by a table
-# of the same kind, and all memory is pinned: DistributedDataParallel and `fully_shard` insist on it. The layout is that of torch 2.13 on the Itanium C++ ABI; elsewhere torch's own
-# guard stays, with a warning.
+# of the same kind, and all memory is pinned: DistributedDataParallel and `fully_shard` insist on it.
+# The layout is that of torch 2.13 on the Itanium C++ ABI; elsewhere torch's own guard stays, with a
+# warning.
 
 
 _log = logging.getLogger(__name__)

@@ -1118,6 +1118,10 @@ def patch_buckets(allocating: Callable[[], AbstractContextManager[None]]) -> Non
         setattr(reducer, name, functools.wraps(original)(within))
 
 
+# Functions of torch's that call for the whole of a sharded tensor, to show or to save it.
+COLLECTORS = frozenset(("full_tensor", "_gather_state_dict"))
+
+
 def finished_work(result: Any) -> Any:
     """Return torch's handle of a collective that is recorded: waiting for it waits for nothing."""
     future: torch.futures.Future[Any] = torch.futures.Future()

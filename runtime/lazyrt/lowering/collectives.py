@@ -3,7 +3,8 @@
 Each process runs the same program on its own data, and XLA's cross-replica collectives join them.
 An op's `ranks` are the processes that take part, of so many `processes`: both are a part of the
 graph's key. Its `turn` keeps equal ones of a step apart: what one process has alike, such as empty
-tensors that are to be filled, another has not. A program has a replica for each process, and only those that take part launch it.
+tensors that are to be filled, another has not. A program has a replica for each process, and only
+those that take part launch it.
 """
 
 # A rule's parameters are those of the op's schema.
