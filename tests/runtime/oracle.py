@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from lazyrt import jax_compat
-from lazyrt.lowering.avals import Aval
+from lazyrt.lowering.arrays import Aval, to_jax_dtype, to_torch_dtype
 from lazyrt.lowering.context import evaluate
-from lazyrt.lowering.dtypes import to_jax_dtype, to_torch_dtype
 from tests.harness import naming
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from torch._subclasses import FakeTensorMode
 from lazyrt import jax_compat, lowering
 from lazyrt.errors import LoweringError, NoLoweringError, UsageError
 from lazyrt.lowering import registry
-from lazyrt.lowering.avals import Aval, result_type
+from lazyrt.lowering.arrays import Aval, cast, result_type, to_jax_dtype, to_torch_dtype
 from lazyrt.lowering.context import evaluate
-from lazyrt.lowering.dtypes import cast, to_jax_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers, rule_for, rules
 from tests.runtime.oracle import Weak, check, lowered, to_torch
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from lazyrt.lowering.avals import Aval
+    from lazyrt.lowering.arrays import Aval
     from lazyrt.lowering.spec import Spec
 
 

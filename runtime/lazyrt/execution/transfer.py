@@ -15,7 +15,7 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.execution import memory, process
-from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
+from lazyrt.lowering.arrays import has_jax_dtype, to_jax_dtype
 from lazyrt.observe import events
 
 if TYPE_CHECKING:

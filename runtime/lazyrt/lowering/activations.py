@@ -13,17 +13,19 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazyrt.lowering.avals import Aval
-from lazyrt.lowering.dtypes import Array, cast, to_torch_dtype
-from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import (
+from lazyrt.lowering.arrays import (
+    Array,
+    Aval,
     axis,
     broadcast,
+    cast,
     expand,
     iota_along,
     scalar_like,
+    to_torch_dtype,
     zeros_like,
 )
+from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
     from lazyrt.lowering.context import OpContext

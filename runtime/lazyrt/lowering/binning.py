@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
+from lazyrt.lowering.arrays import Array, cast, expand, scalar_like, to_jax_dtype
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import expand, scalar_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,12 +15,15 @@ import numpy as np
 
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
 from lazyrt.lowering import decompose
-from lazyrt.lowering.avals import Aval, Unsupported, describe_types, result_type
-from lazyrt.lowering.dtypes import (
+from lazyrt.lowering.arrays import (
     Array,
+    Aval,
+    Unsupported,
     cast,
+    describe_types,
     has_jax_dtype,
     opmath_dtype,
+    result_type,
     to_jax_dtype,
     to_torch_dtype,
 )

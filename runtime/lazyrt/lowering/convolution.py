@@ -17,15 +17,14 @@ import numpy as np
 from jax import lax
 
 from lazyrt import jax_compat
-from lazyrt.lowering.dtypes import Array
+from lazyrt.lowering.arrays import Array, expand, pair
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import expand, pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lazyrt.lowering.arrays import Array
     from lazyrt.lowering.context import OpContext
-    from lazyrt.lowering.dtypes import Array
 
 
 def _normalised(

@@ -29,11 +29,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.ir.budgets import make_room
-from lazyrt.lowering.avals import Aval, Unsupported
-from lazyrt.lowering.dtypes import default_dtype
+from lazyrt.lowering.arrays import Aval, Unsupported, default_dtype
 
 if TYPE_CHECKING:
-    from lazyrt.lowering.dtypes import Array
+    from lazyrt.lowering.arrays import Array
 
 Evaluate = Callable[..., list[Any]]
 

@@ -14,14 +14,18 @@ import torch
 from jax import lax
 from jax.scipy import special
 
-from lazyrt.lowering.dtypes import (
+from lazyrt.lowering.arrays import (
     Array,
+    broadcast,
     cast,
+    expand,
     is_integral,
+    isnan,
     opmath_dtype,
+    scalar_like,
+    zeros_like,
 )
 from lazyrt.lowering.registry import lowers, overloads
-from lazyrt.lowering.shaping import broadcast, expand, isnan, scalar_like, zeros_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable

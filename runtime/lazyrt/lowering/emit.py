@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
-from lazyrt.lowering.avals import Aval
+from lazyrt.lowering.arrays import Aval
 from lazyrt.lowering.batching import batched
 from lazyrt.lowering.partitioning import attribute, constrained, constraint, stated
 from lazyrt.lowering.spec import jax_type, lower

@@ -15,11 +15,20 @@ import torch
 from jax import lax
 
 from lazyrt.ir.node import Leaf, Node, Op, Value
-from lazyrt.lowering.avals import Unsupported
-from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype, to_torch_dtype
+from lazyrt.lowering.arrays import (
+    Array,
+    Unsupported,
+    axis,
+    cast,
+    expand,
+    iota_along,
+    scalar_like,
+    to_jax_dtype,
+    to_torch_dtype,
+    zeros_like,
+)
 from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import axis, expand, iota_along, scalar_like, zeros_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

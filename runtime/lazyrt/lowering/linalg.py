@@ -13,17 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.avals import Unsupported
-from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
+from lazyrt.lowering.arrays import (
+    Array,
+    Unsupported,
+    broadcast,
+    cast,
+    expand,
+    scalar_like,
+    to_jax_dtype,
+)
 from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import broadcast, expand, scalar_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lazyrt.lowering.arrays import Array
     from lazyrt.lowering.context import OpContext
-    from lazyrt.lowering.dtypes import Array
 
 
 def contract(ctx: OpContext, a: Array, b: Array, batch: int = 0) -> Array:

@@ -12,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
-from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import (
+from lazyrt.lowering.arrays import (
+    Array,
     broadcast,
+    cast,
     expand,
+    opmath_dtype,
     scalar_like,
+    to_torch_dtype,
 )
+from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

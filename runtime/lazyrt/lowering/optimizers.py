@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.avals import Aval
-from lazyrt.lowering.dtypes import (
+from lazyrt.lowering.arrays import (
     Array,
+    Aval,
     cast,
     opmath_dtype,
     to_jax_dtype,

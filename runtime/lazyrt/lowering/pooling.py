@@ -15,27 +15,26 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.avals import Aval, Unsupported
-from lazyrt.lowering.dtypes import (
+from lazyrt.lowering.arrays import (
     Array,
+    Aval,
+    Unsupported,
     cast,
-    to_jax_dtype,
-    to_torch_dtype,
-)
-from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import (
     expand,
     iota_along,
     isnan,
     pair,
     scalar_like,
+    to_jax_dtype,
+    to_torch_dtype,
 )
+from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from lazyrt.lowering.arrays import Array
     from lazyrt.lowering.context import OpContext
-    from lazyrt.lowering.dtypes import Array
 
 
 def _pool_geometry(

@@ -18,17 +18,21 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.avals import Unsupported
-from lazyrt.lowering.dtypes import (
+from lazyrt.lowering.arrays import (
     Array,
+    Unsupported,
+    axis,
+    broadcast,
     cast,
+    expand,
     is_integral,
     opmath_dtype,
     real_dtype,
+    scalar_like,
     to_torch_dtype,
+    zeros_like,
 )
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import axis, broadcast, expand, scalar_like, zeros_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,10 +13,15 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.avals import Unsupported
-from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
+from lazyrt.lowering.arrays import (
+    Array,
+    Unsupported,
+    cast,
+    expand,
+    opmath_dtype,
+    to_torch_dtype,
+)
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import expand
 
 if TYPE_CHECKING:
     from lazyrt.lowering.context import OpContext

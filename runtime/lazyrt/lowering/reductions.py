@@ -14,24 +14,22 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.dtypes import (
+from lazyrt.lowering.arrays import (
     Array,
-    cast,
-    is_integral,
-    opmath_dtype,
-    to_torch_dtype,
-)
-from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import (
     axes,
     axis,
+    cast,
     expand,
     iota_along,
+    is_integral,
     isnan,
     keep_dims,
+    opmath_dtype,
     scalar_like,
+    to_torch_dtype,
     zeros_like,
 )
+from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
     from lazyrt.lowering.context import OpContext

@@ -14,9 +14,16 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array, cast, is_integral, to_jax_dtype
+from lazyrt.lowering.arrays import (
+    Array,
+    axes,
+    axis,
+    cast,
+    expand,
+    is_integral,
+    to_jax_dtype,
+)
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import axes, axis, expand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

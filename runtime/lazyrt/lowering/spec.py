@@ -36,10 +36,9 @@ from lazyrt.lowering import (  # noqa: F401 - importing a module of rules regist
     shape_ops,
     special,
 )
-from lazyrt.lowering.avals import Aval
+from lazyrt.lowering.arrays import Aval, has_jax_dtype, recorded_under, to_jax_dtype
 from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.context import evaluate
-from lazyrt.lowering.dtypes import has_jax_dtype, recorded_under, to_jax_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array, cast
+from lazyrt.lowering.arrays import Array, broadcast, cast, scalar_like, zeros_like
 from lazyrt.lowering.registry import lowers, overloads
-from lazyrt.lowering.shaping import broadcast, scalar_like, zeros_like
 
 if TYPE_CHECKING:
     from lazyrt.lowering.context import OpContext

@@ -1,11 +1,13 @@
-"""The dtypes of torch and of jax, and how a value gets from one to another."""
+"""Arrays and their types: dtypes of torch and of jax, promotion, casts, broadcasting: what all rules share."""
 
 # ruff: noqa: S101
 
 from __future__ import annotations
 
 import contextlib
+import math
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,8 +16,11 @@ import numpy as np
 import torch
 from jax import lax
 
+from lazyrt.ir.node import type_text
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
 
 Array = jax.Array
 
@@ -188,3 +193,135 @@ def recorded_under(dtype: torch.dtype) -> Iterator[None]:
 _recorded_under: ContextVar[torch.dtype | None] = ContextVar(
     "lazyrt_recorded_under", default=None
 )
+
+
+# -------------------------------------------------------------------- types of tensors
+
+
+class Unsupported(Exception):  # noqa: N818 - a rule declines
+    """A rule does not cover these types or constants; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aval:
+    """The type of a tensor.
+
+    Attributes:
+        shape: Sizes.
+        dtype: torch dtype.
+        weak: A Python number that is an input of the graph: a 0-d f64 or i64 array that
+            takes part in dtype promotion as the number would.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    weak: bool = False
+
+    def __str__(self) -> str:
+        return type_text(self.shape, self.dtype)
+
+
+def result_type(args: Iterable[Any]) -> torch.dtype:
+    """Return torch's result type of tensors' types and Python numbers.
+
+    Tensors with dimensions weigh more than 0-d tensors, these more than Python numbers.
+    """
+    found: list[torch.dtype | None] = [None, None, None]
+    for arg in _operands(args):
+        if not isinstance(arg, Aval):
+            rank, dtype = 2, number_dtype(arg)
+        elif arg.weak:
+            is_float = arg.dtype.is_floating_point
+            rank, dtype = 2, default_dtype() if is_float else torch.int64
+        else:
+            rank, dtype = (0 if arg.shape else 1), arg.dtype
+        so_far = found[rank]
+        found[rank] = dtype if so_far is None else torch.promote_types(so_far, dtype)
+    return promote(found)
+
+
+def _operands(args: Iterable[Any]) -> Iterator[Any]:
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from _operands(arg)
+        elif isinstance(arg, (Aval, bool, int, float, complex)):
+            yield arg
+
+
+def describe_types(args: Iterable[Any]) -> str:
+    """Return the types of an op's tensors for a message: `f32[2,3], i64[2]`."""
+    tensors = [str(arg) for arg in _operands(args) if isinstance(arg, Aval)]
+    return ", ".join(tensors) or "no tensors"
+
+
+# ------------------------------------------------------------------------------ shapes
+
+
+def expand(x: Array, shape: Sequence[int]) -> Array:
+    """Broadcast an array to a shape; a size of -1 keeps the array's own."""
+    offset = len(shape) - x.ndim
+    sizes = tuple(
+        x.shape[k - offset] if size == -1 else size for k, size in enumerate(shape)
+    )
+    if sizes == x.shape:
+        return x
+    if x.size == 1 and x.ndim and math.prod(sizes) != 1:
+        x, offset = lax.reshape(x, ()), len(sizes)
+    if 1 in x.shape and any(x.shape[k] != sizes[k + offset] for k in range(x.ndim)):
+        kept = [k for k in range(x.ndim) if x.shape[k] == sizes[k + offset]]
+        x = lax.reshape(x, [x.shape[k] for k in kept])
+        return lax.broadcast_in_dim(x, sizes, [k + offset for k in kept])
+    return lax.broadcast_in_dim(x, sizes, range(offset, len(sizes)))
+
+
+def broadcast(*arrays: Array) -> list[Array]:
+    """Broadcast arrays to their common shape."""
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    return [expand(array, shape) for array in arrays]
+
+
+def axis(dim: int, rank: int) -> int:
+    """Return a dimension counted from the front; 0-d tensors count as 1-d."""
+    rank = max(rank, 1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"dimension {dim} of a tensor with {rank} dimensions")
+    return dim % rank
+
+
+def axes(dim: Any, rank: int) -> tuple[int, ...]:
+    """Return the dimensions that a reduction's `dim` means: None and [] mean all."""
+    if dim is None or (isinstance(dim, (list, tuple)) and not dim):
+        return tuple(range(rank))
+    dims = dim if isinstance(dim, (list, tuple)) else [dim]
+    return tuple(sorted({axis(d, rank) for d in dims})) if rank else ()
+
+
+def keep_dims(x: Array, dims: Sequence[int], rank: int) -> Array:
+    """Put size-1 dimensions back where a reduction took them away."""
+    return lax.expand_dims(x, dims) if rank else x
+
+
+def zeros_like(x: Array) -> Array:
+    """Return zeros of an array's shape and dtype."""
+    return lax.full_like(x, 0)
+
+
+def isnan(x: Array) -> Array:
+    """Return where an array is not a number; nowhere for integers."""
+    return lax.ne(x, x)
+
+
+def scalar_like(x: Array, value: Any) -> Array:
+    """Return a number as an array of the shape and dtype of `x`."""
+    return lax.full_like(x, value)
+
+
+def pair(value: Any, count: int = 2) -> list[int]:
+    """Return an int[] argument at its full length: one number stands for all."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * count if len(values) == 1 else values
+
+
+def iota_along(shape: Sequence[int], dim: int, dtype: Any = np.int64) -> Array:
+    """Return an array whose elements are their own index along a dimension."""
+    return lax.broadcasted_iota(dtype, tuple(shape), dim)
