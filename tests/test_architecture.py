@@ -124,7 +124,7 @@ def test_private_names_of_torch_and_jax_stand_in_few_files():
     assert found == {
         "frontend/torch_compat.py",
         "jax_compat.py",
-        "lowering/context.py",
+        "lowering/registry.py",
         "lowering/optimizers.py",
     }
 

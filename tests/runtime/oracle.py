@@ -13,7 +13,7 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.lowering.arrays import Aval, to_jax_dtype, to_torch_dtype
-from lazyrt.lowering.context import evaluate
+from lazyrt.lowering.registry import evaluate
 from tests.harness import naming
 
 if TYPE_CHECKING:

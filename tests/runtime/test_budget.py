@@ -7,7 +7,7 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.execution import compiler
 from lazyrt.frontend import record
-from lazyrt.lowering import context, spec
+from lazyrt.lowering import registry, spec
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, cold_start, recorded
 
@@ -121,7 +121,7 @@ def test_slices_above_their_budget_are_forgotten_and_told():
 
 def test_decompositions_above_their_budget_are_forgotten_and_told(monkeypatch):
     monkeypatch.setattr(spec, "_specs", {})
-    monkeypatch.setattr(context, "_programs", {})
+    monkeypatch.setattr(registry, "_programs", {})
     cold_start()
 
     with config.scoped(max_decompositions=1), recorded(events.CacheEvicted) as evicted:

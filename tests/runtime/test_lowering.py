@@ -19,8 +19,7 @@ from lazyrt import jax_compat, lowering
 from lazyrt.errors import LoweringError, NoLoweringError, UsageError
 from lazyrt.lowering import registry
 from lazyrt.lowering.arrays import Aval, cast, result_type, to_jax_dtype, to_torch_dtype
-from lazyrt.lowering.context import evaluate
-from lazyrt.lowering.registry import lowers, rule_for, rules
+from lazyrt.lowering.registry import evaluate, lowers, rule_for, rules
 from tests.runtime.oracle import Weak, check, lowered, to_torch
 
 aten = torch.ops.aten

@@ -28,7 +28,7 @@ from lazyrt.lowering.arrays import (
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 @lowers("aten.relu.default")

@@ -18,7 +18,7 @@ from lazyrt.lowering.registry import lowers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 def _bins_of(points: Array, edges: Sequence[Array]) -> tuple[Array, Array]:

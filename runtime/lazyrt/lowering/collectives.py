@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.node import Node
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 _SCHEMAS = (
     "all_reduce(Tensor self, str reduction, int turn, int[] ranks, int processes) -> Tensor",

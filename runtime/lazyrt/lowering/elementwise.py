@@ -30,7 +30,7 @@ from lazyrt.lowering.registry import lowers, overloads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 _FORMS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "self_Scalar", "other_Scalar",
           "Scalar_Tensor", "Tensor_Tensor", "x_scalar", "n_scalar", "scalar")  # fmt: skip

@@ -33,7 +33,7 @@ from lazyrt.lowering.registry import lowers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 # torch raises for an index out of range. A compiled program cannot: reads stay inside the
 # tensor, writes outside of it are dropped.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lazyrt.lowering.arrays import Array
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 def contract(ctx: OpContext, a: Array, b: Array, batch: int = 0) -> Array:

@@ -26,7 +26,7 @@ from lazyrt.lowering.registry import lowers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 def _normalised(

@@ -29,7 +29,7 @@ from lazyrt.lowering.registry import Rule, lowers, overloads
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 # Rules of the foreach ops, derived from those of the ops that they repeat.

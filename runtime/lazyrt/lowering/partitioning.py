@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node, Value
     from lazyrt.jax_compat import Placements
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 _NAME = "lazyrt.shard.default"
 _NOTHING: Mapping[Value, Sharding | None] = {}

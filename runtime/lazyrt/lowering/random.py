@@ -37,7 +37,7 @@ from lazyrt.lowering.registry import lowers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 

@@ -24,7 +24,7 @@ from lazyrt.lowering.arrays import (
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 def _gates(ctx: OpContext, parts: list[Array | None], count: int) -> list[Array]:

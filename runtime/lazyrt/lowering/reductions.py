@@ -32,7 +32,7 @@ from lazyrt.lowering.arrays import (
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 def reduce_sum(x: Array, dims: Sequence[int]) -> Array:

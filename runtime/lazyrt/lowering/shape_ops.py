@@ -28,7 +28,7 @@ from lazyrt.lowering.registry import lowers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default",

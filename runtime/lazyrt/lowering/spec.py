@@ -17,7 +17,7 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import (  # noqa: F401 - importing a module of rules registers them
+from lazyrt.lowering import (  # noqa: F401 - importing a module of registry registers them
     activations,
     binning,
     collectives,
@@ -38,7 +38,7 @@ from lazyrt.lowering import (  # noqa: F401 - importing a module of rules regist
 )
 from lazyrt.lowering.arrays import Aval, has_jax_dtype, recorded_under, to_jax_dtype
 from lazyrt.lowering.collectives import processes_of
-from lazyrt.lowering.context import evaluate
+from lazyrt.lowering.registry import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

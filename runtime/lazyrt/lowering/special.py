@@ -24,7 +24,7 @@ from lazyrt.lowering.arrays import Array, broadcast, cast, scalar_like, zeros_li
 from lazyrt.lowering.registry import lowers, overloads
 
 if TYPE_CHECKING:
-    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.registry import OpContext
 
 _Next = Callable[[Array, Array, Array, Array], Array]
 _Start = Callable[[Array], Array]
