@@ -12,7 +12,7 @@ from lazyrt.execution import compiler
 from lazyrt.execution.compiler import executable_of
 from lazyrt.execution.transfer import to_host
 from lazyrt.ir import live
-from lazyrt.lowering import batching
+from lazyrt.lowering import emit
 from tests.graphs import Program
 from tests.harness import DEVICE, lazy
 
@@ -303,9 +303,7 @@ def test_ops_on_rows_that_differ_have_a_call_each(program):
 
 @pytest.mark.not_eager("is about recorded graphs")
 def test_a_users_rule_of_an_elementwise_op_gets_one_row_at_a_time(monkeypatch):
-    monkeypatch.setattr(
-        batching, "times_given", lambda name: name == "aten.exp.default"
-    )
+    monkeypatch.setattr(emit, "times_given", lambda name: name == "aten.exp.default")
     x = lazy(torch.rand(3, 4))
     programs = [torch.stack([f(row) for row in x]) for f in (torch.exp, torch.sin)]
 
