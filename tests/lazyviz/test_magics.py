@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 import lazyrt
 import lazyviz
 from lazyrt.execution.graph_registry import graph_registry
-from lazyrt.lowering.exchanges import Collective
+from lazyrt.lowering.partitioning import Collective
 from lazyrt.observe import events
 from lazyviz.inspection import tables
 from lazyviz.shell import commands, magics

@@ -347,7 +347,7 @@ def test_a_program_without_a_mesh_asks_for_no_sharding(monkeypatch):
 
 
 def test_groups_of_devices_are_counted_in_each_notation():
-    from lazyrt.lowering.exchanges import _group_size
+    from lazyrt.lowering.partitioning import _group_size
 
     assert _group_size("channel_id=1, replica_groups={{0,2,4,6},{1,3,5,7}}") == 4
     assert _group_size("replica_groups=[4,2]<=[8], dimensions={0}") == 2

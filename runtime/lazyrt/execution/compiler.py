@@ -26,8 +26,7 @@ from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.lowering.blocks import parts_of
 from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
-from lazyrt.lowering.exchanges import warn_of_gathers
-from lazyrt.lowering.partitioning import mesh_of
+from lazyrt.lowering.partitioning import mesh_of, warn_of_gathers
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
 

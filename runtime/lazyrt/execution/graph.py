@@ -16,9 +16,13 @@ from lazyrt.lowering.emit import (
     function_places,
     result_types,
 )
-from lazyrt.lowering.exchanges import Collective, collectives_in
 from lazyrt.lowering.hlo_places import compiled_text, with_all_places
-from lazyrt.lowering.partitioning import mesh_of, placements_of
+from lazyrt.lowering.partitioning import (
+    Collective,
+    collectives_in,
+    mesh_of,
+    placements_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

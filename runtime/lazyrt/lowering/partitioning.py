@@ -1,8 +1,8 @@
-"""Graphs whose data is split over a mesh: the op that states a sharding, and how XLA gets it.
+"""Graphs whose data is split over a mesh: the op that states a sharding, and what the devices exchange.
 
 A program of one device ignores the op: it computes nothing. In the program of a mesh it is a sharding
 constraint, and the sharding of each input is an attribute of the argument; XLA's partitioner
-decides the rest.
+decides the rest. What it decided is read from the optimised HLO.
 """
 
 # A rule's parameters are those of the op's schema.
@@ -10,22 +10,38 @@ decides the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ast
+import linecache
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import torch
 
-from lazyrt.errors import UsageError
+from lazygraph.numbers import size_text
+from lazygraph.read.hlo import modules
+from lazygraph.read.open import graph_of
+from lazygraph.readable import Readable
+from lazygraph.types import type_bytes
+from lazyrt.errors import ShardingWarning, UsageError
+from lazyrt.ir.node import type_text
 from lazyrt.ir.sharding import Axes, Sharding, placement
+from lazyrt.lowering.hlo_places import compiled_text
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lazygraph.graph import Node as Instruction
+    from lazygraph.read.hlo_module import Computation
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node, Value
     from lazyrt.jax_compat import Placements
     from lazyrt.lowering.registry import OpContext
+
 
 _NAME = "lazyrt.shard.default"
 _NOTHING: Mapping[Value, Sharding | None] = {}
@@ -160,3 +176,365 @@ def placements_of(
         where = kept.get(root, said)
         results.append(placement(mesh, where) if is_known else None)
     return [*arguments, *[everywhere] * packed], [*results, everywhere]
+
+
+# ----------------------------------------------------------- what the devices exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Readable):
+    """One exchange of data between devices.
+
+    Attributes:
+        kind: Such as `all-reduce`.
+        type: What each device gets.
+        nbytes: Its size.
+        devices: How many exchange with each other; 0 where the program does not say.
+        line: The user's line that it comes from; empty where unknown.
+        source: The expression on that line; empty where unknown.
+        scope: The module that recorded it.
+        tensor: The operand of the expression that it moves, or the input of the program that alone
+            leads to what it moves; empty where several do.
+        kept: How many of the bytes a device keeps if it needs its own part alone; else 0.
+        why: Why data moves; empty where the program itself asks for it.
+        fix: What to do about it; empty where it is what the shardings cost.
+    """
+
+    kind: str
+    type: str
+    nbytes: int
+    devices: int
+    line: str
+    scope: str
+    source: str = ""
+    tensor: str = ""
+    kept: int = 0
+    why: str = ""
+    fix: str = ""
+
+
+_COLLECTIVES = frozenset((
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
+))  # fmt: skip
+_MOVES = _COLLECTIVES - {"all-reduce", "reduce-scatter"}
+_INPUT = re.compile(
+    r"(%[\w.-]+) = \S+ parameter\((\d+)\)(?:[^\n]*?op_name=\"([^\"]*)\")?"
+)
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
+_MESH = re.compile(r"replica_groups=mesh\[([^]]*)\]")
+_NAMED = re.compile(r"\{((?:'\w+'(?:, ?)?)+)\}")
+
+
+def _group_size(attributes: str) -> int:
+    """Return how many devices a collective's groups have; XLA writes them in three ways."""
+    mesh, named = _MESH.search(attributes), _NAMED.search(attributes)
+    if mesh is not None and named is not None:
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        names = re.findall(r"'(\w+)'", named[1])
+        return math.prod(int(sizes[name]) for name in names)
+    found = _GROUPS.search(attributes)
+    if found is None:
+        return 0
+    return int(found[2]) if found[2] else found[1].count(",") + 1
+
+
+def collectives_in(text: str, graph: Canonical) -> tuple[Collective, ...]:
+    """Return what the devices exchange in a program, in its order.
+
+    Args:
+        text: Its optimised HLO.
+        graph: What it computes.
+    """
+    program = graph_of(text)
+    inputs = {
+        name: (int(number), called)
+        for name, number, called in _INPUT.findall(text[text.rfind("\nENTRY ") :])
+    }
+    kept = _kept_parts(text)
+    sources: list[frozenset[tuple[int, str]]] = []  # inputs that each value comes from
+    found = []
+    for node in program:
+        if node.op == "parameter":
+            sources.append(frozenset({inputs.get(node.name, (-1, ""))}))
+        else:
+            sources.append(frozenset().union(*(sources[k] for k in node.operands)))
+        kind = node.op.removesuffix("-start")
+        if kind in _COLLECTIVES:
+            part = kept.get(node.name.lstrip("%"), 0)
+            used = _expression(node.site)
+            tensor, why, fix = _reason(node, sources[-1], graph, used, part)
+            found.append(
+                Collective(
+                    kind=kind,
+                    type=node.type,
+                    nbytes=type_bytes(node.type),
+                    devices=_group_size(node.attrs),
+                    line=node.site,
+                    scope=node.scope,
+                    source=used.text,
+                    tensor=tensor,
+                    kept=part,
+                    why=why,
+                    fix=fix,
+                )
+            )
+    return tuple(found)
+
+
+def _reason(
+    node: Instruction,
+    sources: frozenset[tuple[int, str]],
+    graph: Canonical,
+    used: _Expression,
+    kept: int,
+) -> tuple[str, str, str]:
+    """Return the tensor that a collective moves, why it does, and what to do about it."""
+    kind = node.op.removesuffix("-start")
+    if mesh_of(graph) is None:  # the program has called it
+        return "", "", ""
+    if kind not in _MOVES:
+        return "", "each device has added up its own part: the sum is over all", ""
+    number, called = next(iter(sources)) if len(sources) == 1 else (-1, "")
+    leaf = graph.data[number] if 0 <= number < len(graph.data) else None
+    sharding = None if leaf is None else leaf.sharding
+    is_named = called and not called.startswith("args[")
+    name = ""
+    if leaf is not None and sharding is not None:
+        name = (
+            called
+            if is_named
+            else f"input {number} ({type_text(leaf.shape, leaf.dtype)})"
+        )
+    if kept:
+        why = (
+            f"no device needs it whole, each keeps {size_text(kept)} of it: XLA finds no direct way "
+            "from how it is split to how it is needed"
+        )
+        return (
+            name,
+            why,
+            (
+                "change one axis at a time, with a lazyrt.shard() for each; or split it from the start as "
+                "what reads it needs"
+            ),
+        )
+    split = _split_operand(node, graph, used) if kind == "all-gather" else None
+    if split is not None:
+        return split
+    if leaf is None or sharding is None:
+        why = "a result is split otherwise than what reads it needs"
+        return (
+            "",
+            why,
+            "say how it is to be split: lazyrt.shard(t, mesh, spec) behind its line",
+        )
+    need = "whole" if kind == "all-gather" else "in other parts"
+    why = f"`{name}` is split {sharding}, and what reads it needs it {need}"
+    fix = "split it as its readers do, by another dimension or axis"
+    if is_named:
+        fix += f"; or leave it whole: lazyrt.shard({name}, mesh, ())"
+    return name, why, fix
+
+
+class _Expression(NamedTuple):
+    """What stands on a line of the program.
+
+    Attributes:
+        text: Its only product of matrices, else the whole statement; empty where unknown.
+        operands: The two sides of that product; empty where there is none.
+    """
+
+    text: str = ""
+    operands: tuple[str, ...] = ()
+
+
+_PRODUCTS = frozenset(("aten.mm.default", "aten.bmm.default"))
+_MAX_TEXT = 60
+
+
+def _expression(site: str) -> _Expression:
+    file, _, line = site.rpartition(":")
+    text = linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except SyntaxError:  # a part of a statement
+        nodes = []
+    products = [
+        node
+        for node in nodes
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    ]
+    if len(products) == 1:
+        sides = products[0].left, products[0].right
+        return _Expression(ast.unparse(products[0]), tuple(map(ast.unparse, sides)))
+    return _Expression(
+        text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
+    )
+
+
+def _split_operand(
+    node: Instruction, graph: Canonical, used: _Expression
+) -> tuple[str, str, str] | None:
+    """Return the operand of the line's product that a gather completes, why, and what to do.
+
+    None where the line has no or several products, or both operands may be meant.
+    """
+    here = [
+        each
+        for each in graph.nodes
+        if each.op.name in _PRODUCTS
+        and (at := each.provenance.site) is not None
+        and f"{at.file}:{at.line}" == node.site
+    ]
+    dims = _GATHERED.search(node.attrs)
+    if len(here) != 1 or not used.operands or dims is None:
+        return None
+    dim, whole = (
+        int(dims[1]),
+        node.type.partition("[")[2].rstrip("]").split(",")[int(dims[1])],
+    )
+    shapes = [value.shape for value in here[0].args]
+    fits = [
+        k
+        for k, shape in enumerate(shapes)
+        if dim < len(shape) == node.type.count(",") + 1 and str(shape[dim]) == whole
+    ]
+    if len(fits) != 1:
+        return None
+    name, other = used.operands[fits[0]], used.operands[1 - fits[0]]
+    why = f"`{name}` is split on dim {dim}, and the product needs it whole"
+    summed = len(shapes[0]) - 1, len(shapes[0]) - 2
+    # An all-reduce sends each byte twice: to where it is added up, and back.
+    result = here[0].outputs[0]
+    takes = 2 * type_bytes(type_text(result.shape, result.dtype)) if result else 0
+    if dim != summed[fits[0]]:
+        fix = f"leave `{other}` whole on the axis that splits `{name}`, or split `{name}` by another"
+    elif takes <= type_bytes(node.type):
+        fix = (
+            f"shard `{other}` on dim {summed[1 - fits[0]]} over the same axis: then each device "
+            "multiplies its part, and an all-reduce adds them up"
+        )
+    else:
+        why += "; an all-reduce of the result would move more"
+        fix = ""
+    return name, why, fix
+
+
+# ------------------------------------------------------------------- gathered for nothing
+
+_GATHERED = re.compile(r"\bdimensions=\{(\d+)\}")
+_CALLED = re.compile(r"\bcalls=%?([\w.-]+)")
+_SAME = frozenset((
+    "all-gather", "all-gather-done", "bitcast", "copy", "copy-done", "copy-start", "reshape",
+    "transpose",
+))  # fmt: skip
+# What every device has alike.
+_EQUAL = frozenset(("all-reduce", "all-gather"))
+_warned: set[tuple[str, str]] = set()
+
+
+def _kept_parts(text: str) -> dict[str, int]:
+    """Return the gathers of which each device keeps its own part alone, with the part's bytes.
+
+    Each use of such a value, also within fusions, is a slice at a place that depends on the device.
+
+    Args:
+        text: Optimised HLO.
+    """
+    if " all-gather" not in text or " partition-id(" not in text:
+        return {}
+    module = modules(text)[0]
+    entry = module.computations[module.entry]
+    own = _own_values(entry, frozenset())
+    found = {}
+    for position, row in enumerate(entry.instructions):
+        if row.op in {"all-gather", "all-gather-start"}:
+            kept = _part_of(module.computations, entry, position, own)
+            if 0 < kept < type_bytes(row.type):
+                found[row.name] = kept
+    return found
+
+
+def _own_values(computation: Computation, given: frozenset[int]) -> frozenset[int]:
+    """Return the positions of values that depend on the device.
+
+    Args:
+        computation: Where.
+        given: The parameters that do.
+    """
+    found = set[int]()
+    for position, row in enumerate(computation.instructions):
+        if (
+            row.op == "partition-id"
+            or (row.op == "parameter" and int(row.literal) in given)
+            or (row.op not in _EQUAL and not found.isdisjoint(row.operands))
+        ):
+            found.add(position)
+    return frozenset(found)
+
+
+def _part_of(
+    computations: Mapping[str, Computation],
+    entry: Computation,
+    position: int,
+    own: frozenset[int],
+) -> int:
+    """Return how many bytes of a value a device keeps as slices of its own; 0 if it reads more."""
+    kept = 0
+    waiting: list[Any] = [(entry, position, own, None)]
+    while waiting:
+        where, at, own, around = waiting.pop()
+        if at == where.root:
+            if around is None:
+                return 0
+            waiting.append(around)
+            continue
+        for user, row in enumerate(where.instructions):
+            if at not in row.operands:
+                continue
+            if row.op in _SAME:
+                waiting.append((where, user, own, around))
+            elif row.op == "dynamic-slice" and not own.isdisjoint(row.operands[1:]):
+                kept += type_bytes(row.type)
+            elif row.op == "fusion" and (called := _CALLED.search(row.attrs)):
+                body = computations[called[1]]
+                taken = [k for k, each in enumerate(row.operands) if each == at]
+                given = frozenset(
+                    k for k, each in enumerate(row.operands) if each in own
+                )
+                inside = _own_values(body, given), (where, user, own, around)
+                waiting += [
+                    (body, k, *inside)
+                    for k, each in enumerate(body.instructions)
+                    if each.op == "parameter" and int(each.literal) in taken
+                ]
+            else:
+                return 0
+    return kept
+
+
+def warn_of_gathers(executable: Any, graph: Canonical) -> None:
+    """Warn, once for a line and type, of values that are gathered though no device needs them whole.
+
+    XLA calls it an involuntary full rematerialisation.
+
+    Args:
+        executable: A program of a mesh.
+        graph: What it computes.
+    """
+    if not _kept_parts(executable.as_text()):
+        return
+    for each in collectives_in(compiled_text(executable), graph):
+        key = each.line, each.type
+        if not each.kept or key in _warned:
+            continue
+        _warned.add(key)
+        file, _, line = each.line.rpartition(":")
+        warnings.warn_explicit(
+            f"each device gathers {size_text(each.nbytes)} ({each.type})"
+            f"{f' for `{each.source}`' if each.source else ''}: {each.why}. Mend: {each.fix}.",
+            ShardingWarning,
+            file or "<unknown>",
+            int(line or 0),
+        )
