@@ -31,7 +31,6 @@ from lazyrt.execution import (
     executables,
     executor,
     garbage,
-    learned,
 )
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
@@ -368,7 +367,7 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
             forget_slices()
         if disk:
             cache.clear()
-            learned.forget()
+            cache.forget_answers()
 
 
 def cached_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:

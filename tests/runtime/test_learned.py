@@ -5,7 +5,7 @@ import torch
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.execution import cache, learned
+from lazyrt.execution import cache
 from lazyrt.frontend import infer
 from lazyrt.lowering import registry
 from lazyrt.lowering.spec import Spec, forget_specs
@@ -63,7 +63,7 @@ def work():
 def anew():
     """Do the work as a process would that knows nothing of its ops."""
     cold_start()
-    learned.forget()
+    cache.forget_answers()
     forget_specs()
     return work()
 
@@ -145,12 +145,12 @@ def test_with_a_rule_of_the_programs_own_each_rule_is_checked(
 
 def test_ops_of_other_packages_and_objects_without_a_value_are_asked_each_time(folder):
     questions = [
-        learned.Question("mine.op.default", 1),
-        learned.Question("aten.op.default", object()),
+        cache.Question("mine.op.default", 1),
+        cache.Question("aten.op.default", object()),
     ]
     for question in questions:
         question.learn(1)
-    learned.store()
+    cache.store_answers()
 
     assert [question.answer() for question in questions] == [None, None]
     assert not list(folder.rglob("learned-*"))
@@ -158,17 +158,17 @@ def test_ops_of_other_packages_and_objects_without_a_value_are_asked_each_time(f
 
 def test_without_a_folder_nothing_is_kept(folder):
     config.cache_dir = None
-    question = learned.Question("aten.op.default", 1)
+    question = cache.Question("aten.op.default", 1)
     question.learn(1)
-    learned.store()
+    cache.store_answers()
 
     assert question.answer() is None
 
 
 def test_clearing_the_disk_clears_what_was_learned(folder):
-    question = learned.Question("aten.op.default", 1)
+    question = cache.Question("aten.op.default", 1)
     question.learn([2])
-    learned.store()
+    cache.store_answers()
     assert question.answer() == [2]
 
     lazyrt.clear_caches(disk=True)

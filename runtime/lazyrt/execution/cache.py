@@ -39,6 +39,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
 _FORMAT = "3"
@@ -165,7 +166,7 @@ def pace_path() -> Path | None:
     return None if config.cache_dir is None else config.cache_dir / _platform() / PACE
 
 
-def learned_path() -> Path | None:
+def _learned_path() -> Path | None:
     """Return the file of what was learned of ops; None without a folder."""
     folder = config.cache_dir
     return None if folder is None else folder / _platform() / _learned_name()
@@ -452,3 +453,108 @@ def append_text(path: Path, text: str, most: int) -> None:
 def _rewrite_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:
     with contextlib.suppress(OSError):
         write_text(folder / INDEX, _index_text(entries))
+
+
+# So that a second process need not ask again, one file of lines beside the executables has result
+# types that torch's meta kernels gave, and ops whose rule passed its abstract check. Both follow from
+# an op, its operands' types and its constants alone, as long as the versions and lazyrt's code stay
+# the same. Only ops of `aten` count: what other packages define may change between two runs.
+#
+# A line is the digest of its question, the answer as JSON, and a digest of both. One that is damaged
+# or cut is passed over, and the question is asked again. Lines are appended by one write, so
+# processes can share the file.
+
+
+# -------------------------------------------------------------- what recording learned
+
+
+_MAX_ANSWER_BYTES = 64 * 2**20
+# Stands in the text of an object that has no value of its own.
+_AN_ADDRESS = " at 0x"
+
+_answers_file: Path | None = None
+_answers: dict[str, str] = {}
+_fresh_answers: list[str] = []
+
+
+class Question:
+    """Something that is asked of an op: its answer is looked up, or learned.
+
+    Args:
+        op: Qualified name of the op.
+        parts: What else the answer follows from, beside versions and lazyrt's own code.
+    """
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, op: str, *parts: object) -> None:
+        self._digest = ""
+        if config.cache_dir is None or not op.startswith("aten."):
+            return
+        text = repr((op, parts))
+        if _AN_ADDRESS not in text:
+            self._digest = _digest_of(text, 16)
+
+    def answer(self) -> Any:
+        """Return the answer that some process wrote down; None if there is none."""
+        if not self._digest:
+            return None
+        _read_answers()
+        line = _answers.get(self._digest)
+        if line is None:
+            return None
+        body, _, check = line.rpartition("\t")
+        if check != _digest_of(self._digest + body, 8):
+            return None
+        try:
+            return json.loads(body)
+        except ValueError:
+            return None
+
+    def learn(self, answer: object) -> None:
+        """Write down an answer, which is JSON and not None, with the next graph that is compiled."""
+        if self._digest:
+            body = json.dumps(answer, separators=(",", ":"))
+            _fresh_answers.append(
+                f"{self._digest}\t{body}\t{_digest_of(self._digest + body, 8)}\n"
+            )
+
+
+def store_answers() -> None:
+    """Append what this process has learned; failing to is harmless."""
+    if not _fresh_answers:
+        return
+    _read_answers()
+    text = "".join(_fresh_answers)
+    _fresh_answers.clear()
+    for line in text.splitlines():
+        digest, _, rest = line.partition("\t")
+        _answers.setdefault(digest, rest)
+    if _answers_file is not None:
+        with contextlib.suppress(OSError):
+            append_text(_answers_file, text, _MAX_ANSWER_BYTES)
+
+
+def forget_answers() -> None:
+    """Forget what was read, and what is not yet written."""
+    global _answers_file
+    _answers_file = None
+    _answers.clear()
+    _fresh_answers.clear()
+
+
+def _read_answers() -> None:
+    """Read the file of the folder in use, once."""
+    global _answers_file
+    path = _learned_path()
+    if path == _answers_file:
+        return
+    _answers_file = path
+    _answers.clear()
+    for line in () if path is None else read_text(path, _MAX_ANSWER_BYTES).splitlines():
+        digest, _, rest = line.partition("\t")
+        _answers[digest] = rest
+
+
+def _digest_of(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

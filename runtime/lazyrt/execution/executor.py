@@ -28,6 +28,7 @@ from lazyrt.closing import Closing
 from lazyrt.config import config
 from lazyrt.errors import LoweringError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
+    cache,
     cache_miss,
     compiler,
     completion,
@@ -35,7 +36,6 @@ from lazyrt.execution import (
     cost_model,
     deferred_asserts,
     kept_steps,
-    learned,
     memory,
     op_by_op,
     process,
@@ -586,7 +586,7 @@ def _make_plan(
                     placements=placements,
                 )
             cost_model.learn(parts, record.compile_ns - spent_ns)
-    learned.store()
+    cache.store_answers()
     if in_two_tiers:
         compiler.tier_up(
             graph,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from lazyrt.execution import host_kernel, learned
+from lazyrt.execution import cache, host_kernel
 from lazyrt.frontend import argument_checks
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
@@ -304,7 +304,7 @@ def _learned(called: torch._ops.OpOverload, key: Any, args: Sequence[Any]) -> An
     An op that torch warns of is asked each time: the warning comes from there.
     """
     name = str(called)
-    question = learned.Question(
+    question = cache.Question(
         "" if argument_checks.warns_of(name) else name, "types", key[1:]
     )
     answer = question.answer()

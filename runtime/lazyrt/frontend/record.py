@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
-from lazyrt.execution import learned
+from lazyrt.execution import cache
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import scalars as positions_of_slices
@@ -304,7 +304,7 @@ def _check(spec: Spec) -> None:
         return
     question = None
     if not registry.has_given():
-        question = learned.Question(
+        question = cache.Question(
             spec.name, "rule", spec.template, spec.operands, spec.outs, spec.default_dtype
         )  # fmt: skip
         if question.answer() == 1:
