@@ -22,8 +22,8 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
 from lazyrt.execution import cache, linked, process, replicas
-from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.execution.linked import parts_of
+from lazyrt.execution.transfer import HostKernel
 from lazyrt.lowering.collectives import processes_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.partitioning import mesh_of, warn_of_gathers

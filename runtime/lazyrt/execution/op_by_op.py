@@ -19,8 +19,8 @@ from lazyrt.config import config
 from lazyrt.errors import LoweringError
 from lazyrt.execution import compiler, completion, memory, process
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.execution.process import deferred_interrupt
+from lazyrt.execution.transfer import HostKernel
 from lazyrt.ir import merging, sharding
 from lazyrt.ir.live import Buffer, FromCpu, StepInputs, leaf_of, let_go, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
@@ -314,7 +314,7 @@ def compute(
 # -------------------------------------------- graphs with an op that cannot be compiled
 # Recording checks an op's rule abstractly. A mistake that shows later, in MLIR's verifier or in XLA,
 # would fail every barrier for as long as anything holds the op. So the pending graph is repaired:
-# the op runs alone, by torch on the CPU (`host_kernel`), and whatever reads it reads the result
+# the op runs alone, by torch on the CPU (`HostKernel`), and whatever reads it reads the result
 # as an input of the step. An op that the CPU refuses, too, is dropped with all that depends on it.
 
 

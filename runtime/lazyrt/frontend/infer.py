@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from lazyrt.execution import cache, host_kernel
+from lazyrt.execution import cache, transfer
 from lazyrt.frontend import argument_checks
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
@@ -506,7 +506,7 @@ def _call(func: torch._ops.OpOverload, args: list[Any]) -> Any:
         return _accepting_numbers(func, positional, keywords)
 
 
-host_kernel.set_run(_call)
+transfer.set_run(_call)
 
 
 def _accepting_numbers(
