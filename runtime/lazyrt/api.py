@@ -30,7 +30,7 @@ from lazyrt.execution import (
     deferred_asserts,
     executables,
     executor,
-    garbage,
+    process,
 )
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
@@ -78,7 +78,7 @@ modes.install()
 dynamo.install()
 process_group.register()
 finite_check.install()
-garbage.install()
+process.adapt_collector()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lazyrt
-from lazyrt.execution import garbage
+from lazyrt.execution import process
 from tests.harness import DEVICE, cold_start, run_python
 
 OPS = 600
@@ -23,12 +23,12 @@ def looks():
 
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
-    garbage.install()
+    process.adapt_collector()
     gc.callbacks.append(note)
     yield found
     gc.callbacks.remove(note)
     gc.set_threshold(*before)
-    garbage.install()
+    process.adapt_collector()
 
 
 def step(x, *, with_cycles=False):

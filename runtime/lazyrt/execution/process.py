@@ -1,4 +1,4 @@
-"""What the device's threads demand of the process: forks, Ctrl-C, changes of the environment.
+"""What lazyrt has to do with the process around it: forks, Ctrl-C, the environment, Python's collector.
 
 XLA's threads stay in the parent of a fork, so a child that waits for them hangs.
 """
@@ -6,6 +6,7 @@ XLA's threads stay in the parent of a fork, so a child that waits for them hangs
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import completion
+from lazyrt.ir.live import pending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType, TracebackType
 
 
@@ -191,3 +193,46 @@ def _after_the_device(change: Callable[..., None]) -> Callable[..., None]:
 
     _ours.add(wait_and_change)
     return wait_and_change
+
+
+# ------------------------------------------------------------------ Python's collector
+# Python looks for garbage whenever 700 more objects were made than died. A deep step keeps thousands
+# until its barrier, where they die without a collector's help: each look within it finds nothing, and
+# counts what it saw as long-lived, until a look through the whole heap seems due. So the threshold grows
+# until a step fits below it. Cycles that a program makes are still found: such a look finds
+# something, and leaves the threshold alone.
+
+
+# A threshold that differs from it is the program's own, and stays.
+_gc_threshold = 0
+_is_automatic = False
+# The latest step in which a look found nothing.
+_in_vain = -2
+
+
+def adapt_collector() -> None:
+    """Let the threshold of the youngest generation grow from what it is now."""
+    global _gc_threshold
+    _gc_threshold = gc.get_threshold()[0]
+    if _adapt not in gc.callbacks:
+        gc.callbacks.append(_adapt)
+
+
+def _adapt(phase: str, info: Mapping[str, int]) -> None:
+    """Double the threshold when Python has looked in vain within two steps in a row.
+
+    A step that fits below it has such a look every now and then, so it grows to twice a step's
+    objects and no further. A single step may make many more, such as one that compiles.
+    """
+    global _gc_threshold, _is_automatic, _in_vain
+    threshold, *older = gc.get_threshold()
+    if phase == "start":
+        _is_automatic = gc.get_count()[0] > threshold
+        return
+    if not _is_automatic or info["collected"] or not pending.buffers:
+        return
+    is_again = pending.number - _in_vain == 1
+    _in_vain = pending.number
+    if is_again and threshold == _gc_threshold > 0:
+        _gc_threshold = 2 * threshold
+        gc.set_threshold(_gc_threshold, *older)
