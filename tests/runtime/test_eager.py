@@ -17,9 +17,9 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.control import modes
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution.eager import Guard
 from lazyrt.frontend import kernels, record
 from lazyrt.frontend.buffers import View
+from lazyrt.frontend.eager import Guard
 from lazyrt.ir import live
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, cold_start, grad_of, recorded, run_python

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import lazyrt
-from lazyrt.execution import eager
-from lazyrt.frontend import infer, record
+from lazyrt.frontend import eager, infer, record
 from lazyrt.ir.live import lock
 from tests.harness import run_python
 

@@ -22,7 +22,7 @@ from lazyrt.closing import Closing
 from lazyrt.config import config, follow
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache_miss, op_by_op
-from lazyrt.frontend import eager_views
+from lazyrt.frontend import eager
 from lazyrt.frontend.provenance import user_site
 
 if TYPE_CHECKING:
@@ -269,5 +269,5 @@ def _debug_mode_of_step() -> Name:
 def install() -> None:
     """Follow the setting `eager`, which an environment variable may have set already."""
     cache_miss.set_mode(_debug_mode_of_step)
-    follow("eager", lambda on: eager_views.switch(on=bool(on)))
-    eager_views.switch(on=config.eager)
+    follow("eager", lambda on: eager.switch(on=bool(on)))
+    eager.switch(on=config.eager)

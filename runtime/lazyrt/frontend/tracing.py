@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.closing import Closing
-from lazyrt.frontend import eager_views, record
+from lazyrt.frontend import eager, record
 from lazyrt.frontend.provenance import (
     is_library,
     outward,
@@ -109,7 +109,7 @@ class TracingWatch(Closing):
     def __init__(self) -> None:
         with lock:
             _watchers.append(self)
-            eager_views.wrap_lock(_Timed)
+            eager.wrap_lock(_Timed)
             _time_calls(on=True)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class TracingWatch(Closing):
             if self in _watchers:
                 _watchers.remove(self)
             if not _watchers:
-                eager_views.wrap_lock(None)
+                eager.wrap_lock(None)
                 _time_calls(on=False)
 
 
@@ -327,7 +327,7 @@ def _unwatch(watch: PauseWatch) -> None:
 
 
 def _time_misses(miss: Callable[..., Any]) -> None:
-    eager_views.replace({"miss": miss})
+    eager.replace({"miss": miss})
     setattr(record, "miss", miss)  # noqa: B010 - mypy takes it for a new signature
 
 
