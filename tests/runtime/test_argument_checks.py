@@ -16,7 +16,7 @@ import lazyrt
 from lazyrt import config
 from lazyrt.errors import ArgumentCheckError, StepSyncError
 from lazyrt.execution import completion, deferred_asserts, transfer
-from lazyrt.frontend import torch_checks
+from lazyrt.frontend import value_checks
 from lazyrt.ir.live import Buffer
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -165,8 +165,8 @@ def test_what_a_check_says_of_constraints_with_tensors_looks_at_none():
     lazyrt.reset_counters()
 
     with subscription:
-        names = [torch_checks._named(each) for each in (part, nested)]
-        plain = torch_checks._named(constraints.interval(0.0, 1.0))
+        names = [value_checks._named(each) for each in (part, nested)]
+        plain = value_checks._named(constraints.interval(0.0, 1.0))
         Uniform(weights - 3, weights + 1).log_prob(weights + 9)
 
     assert names == ["Stack", "Cat"]
@@ -376,7 +376,7 @@ def test_a_barrier_does_not_wait_for_a_check_that_still_runs(monkeypatch):
     flag = Running()
     buffer = Buffer(None)
     buffer.data = flag
-    torch_checks.wait_for(buffer, ArgumentCheckError("it is wrong"), passes=True)
+    value_checks.wait_for(buffer, ArgumentCheckError("it is wrong"), passes=True)
     x = torch.ones(3, device=DEVICE) + 1
 
     lazyrt.mark_step()

@@ -20,7 +20,7 @@ from lazyrt.frontend import (
     host_constants,
     provenance,
     reads,
-    torch_checks,
+    value_checks,
 )
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.outs import check_outs, write_out
@@ -241,7 +241,7 @@ def cross_entropy(
 
 
 def istft(*args: Any, **keywords: Any) -> torch.Tensor:
-    """`aten.istft`, as torch composes it: `torch_checks` knows by this frame what looks at the window."""
+    """`aten.istft`, as torch composes it: `value_checks` knows by this frame what looks at the window."""
     result: torch.Tensor = run_composed(aten.istft.default, *args, **keywords)
     return result
 
@@ -457,11 +457,11 @@ def require(
         state = state_of(holds)
         value = state.value
         known = None if value is None else host_constants.on_host(value)
-        waits = torch_checks.can_wait() and state.is_pending
+        waits = value_checks.can_wait() and state.is_pending
         if known is None and waits and isinstance(state, Buffer):
             site = provenance.user_site(2)
-            error = torch_checks.explained(kind, said, site, pending.number)
-            torch_checks.wait_for(state, error, passes=True)
+            error = value_checks.explained(kind, said, site, pending.number)
+            value_checks.wait_for(state, error, passes=True)
             return
     if not (reads.peek(holds) if known is None else known):
         raise kind(said)

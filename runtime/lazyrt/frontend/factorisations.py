@@ -14,7 +14,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution import deferred_asserts
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import finalisers, introspection, provenance, reads, torch_checks
+from lazyrt.frontend import finalisers, introspection, provenance, reads, value_checks
 from lazyrt.frontend.buffers import emit, state_of, value_of
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.provenance import is_library, is_own, outward
@@ -40,7 +40,7 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     """`aten._linalg_check_errors`: raise where a factorisation failed.
 
     One of a small matrix that few ops lead to is looked at now; any other waits for its step, as
-    torch's other checks do (`torch_checks.py`). Where it may not wait, what is pending runs: a cut
+    torch's other checks do (`value_checks.py`). Where it may not wait, what is pending runs: a cut
     of the graph, like a fallback and unlike a user's read also inside a step. The `_ex` functions
     of `torch.linalg` return `info` and check nothing.
 
@@ -83,7 +83,7 @@ def _put_off(
 ) -> bool:
     """Let a check wait for its step; return whether it may."""
     state = state_of(info)
-    if not isinstance(state, Buffer) or not torch_checks.can_wait():
+    if not isinstance(state, Buffer) or not value_checks.can_wait():
         return False
     if would_catch():  # as to try again with more jitter
         return False
@@ -94,7 +94,7 @@ def _put_off(
             aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
         except RuntimeError as error:  # LinAlgError is one
             said = str(error)
-            return torch_checks.explained(type(error), said, site, number)
+            return value_checks.explained(type(error), said, site, number)
         return None
 
     number = pending.number

@@ -30,7 +30,7 @@ from lazyrt.frontend import (
     introspection,
     provenance,
     reuse,
-    torch_checks,
+    value_checks,
 )
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import State, View, state_of, value_of, wrap
@@ -333,7 +333,7 @@ def _start_read(
         return _start_peek(tensor, site)
     if introspection.at_debugger_prompt():
         return _start_peek(tensor, site)
-    check = torch_checks.find(3)
+    check = value_checks.find(3)
     package = provenance.calling_package(3)
     is_library = check is not None or package != ""
     if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
@@ -347,7 +347,7 @@ def _start_read(
         if found is not None:
             return found
         if check is not None and not in_op:
-            found = torch_checks.put_off(check, tensor, state, site)
+            found = value_checks.put_off(check, tensor, state, site)
             if found is not None:
                 return found
         if package == "torch.distributions":
