@@ -21,6 +21,7 @@ from lazyrt.execution.executor import barrier, forget_places, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
+    argument_checks,
     finalisers,
     generators,
     guard,
@@ -33,7 +34,6 @@ from lazyrt.frontend import (
     scalars,
     special,
     storages,
-    unsupported_layouts,
     value_checks,
     views,
 )
@@ -399,8 +399,8 @@ def register() -> int:
     generators.default_generator.manual_seed(torch.initial_seed())
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
-    _libraries.extend(unsupported_layouts.register())
-    refused = unsupported_layouts.makers()
+    _libraries.extend(argument_checks.register_layouts())
+    refused = argument_checks.layout_makers()
     count = 0
     kinds = _Kinds()
     for name, schema in compat.operator_schemas().items():

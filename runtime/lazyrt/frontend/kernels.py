@@ -24,7 +24,7 @@ from lazyrt.frontend import (
     record,
     scalars,
 )
-from lazyrt.frontend.argument_checks import check_overwrite
+from lazyrt.frontend.argument_checks import check_index, check_overwrite
 from lazyrt.frontend.buffers import View, component, emit, indices, operands, state_of
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.finalisers import over_limit
@@ -39,7 +39,6 @@ from lazyrt.frontend.torch_compat import (
     never_trace,
     restrided,
 )
-from lazyrt.frontend.unsupported_layouts import check_index
 from lazyrt.frontend.views import check_start, track_offset, wrap_view
 from lazyrt.ir.live import (
     Buffer,

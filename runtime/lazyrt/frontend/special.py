@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import (
-    argument_checks,
-    linear,
-    provenance,
-    reads,
-    record,
-    storages,
-    unsupported_layouts,
-)
+from lazyrt.frontend import argument_checks, linear, provenance, reads, record, storages
 from lazyrt.frontend.buffers import component, emit, state_of, value_of, wrap
 from lazyrt.frontend.kernels import functional_kernel, view_kernel, write
 from lazyrt.frontend.record import functional, operation
@@ -66,7 +58,7 @@ def empty(
     device: Any = None, pin_memory: Any = None, memory_format: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty.memory_format`."""
-    unsupported_layouts.check_index(device)
+    argument_checks.check_index(device)
     strides = None
     if memory_format in {torch.channels_last, torch.channels_last_3d}:
         strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
@@ -79,7 +71,7 @@ def empty_strided(
     layout: Any = None, device: Any = None, pin_memory: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty_strided`; strides with gaps or overlaps make a view of flat storage."""
-    unsupported_layouts.check_index(device)
+    argument_checks.check_index(device)
     like = torch.empty_strided(size, stride, device="meta")
     with lock:
         if strides_of(like) is None:
@@ -215,7 +207,7 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten._to_copy`: a conversion on the device, or a transfer to or from it."""
-    unsupported_layouts.check_index(device)
+    argument_checks.check_index(device)
     if self.device.type != DEVICE_TYPE:
         return _upload(self, dtype or self.dtype, memory_format)
     if device is not None and device.type != DEVICE_TYPE:
@@ -235,7 +227,7 @@ def _upload(
     source: torch.Tensor, dtype: torch.dtype, memory_format: torch.memory_format | None
 ) -> torch.Tensor:
     """Copy a tensor of another device into new storage."""
-    unsupported_layouts.check_layout(source)
+    argument_checks.check_layout(source)
     keep = torch.preserve_format if memory_format is None else memory_format
     host = _converted(source.detach().cpu(), dtype)
     like = torch.empty_like(host, device="meta", memory_format=keep)

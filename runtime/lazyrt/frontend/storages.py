@@ -15,7 +15,7 @@ import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import provenance, reads, unsupported_layouts
+from lazyrt.frontend import argument_checks, provenance, reads
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import View, current_value, state_of, wrap
 from lazyrt.frontend.record import functional
@@ -60,7 +60,7 @@ def new_storage(
         contents: How many bytes, all zero, or the bytes.
         device: `lazyrt`, with or without an index.
     """
-    unsupported_layouts.check_index(None if device is None else torch.device(device))
+    argument_checks.check_index(None if device is None else torch.device(device))
     if isinstance(contents, int):
         made = torch.zeros(contents, dtype=torch.uint8, device=DEVICE_TYPE)
     else:

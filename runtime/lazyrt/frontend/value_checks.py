@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-    from lazyrt.frontend.buffers import State
     from lazyrt.observe.events import SourceLocation
 
 
@@ -317,14 +316,14 @@ def _is_between(code: CodeType) -> bool:
 
 
 def put_off(
-    check: Check, tensor: torch.Tensor, state: State, site: SourceLocation | None
+    check: Check, tensor: torch.Tensor, state: object, site: SourceLocation | None
 ) -> torch.Tensor | None:
     """Let a check wait for its step; return what it finds if it passes, None if it cannot wait.
 
     Args:
         check: What reads.
         tensor: What it reads, pending.
-        state: That tensor's.
+        state: That tensor's: a buffer or a view.
         site: The user's line.
     """
     if not can_wait() or not isinstance(state, Buffer):
