@@ -13,7 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.frontend import introspection, provenance
+from lazyrt.frontend import guard, provenance
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
@@ -513,7 +513,7 @@ def test_the_condition_of_a_breakpoint_cuts_nothing():
 @pytest.mark.not_eager("reads what is pending")
 def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
     """On one line, for what took long; a script's print says nothing."""
-    monkeypatch.setattr(introspection, "WORTH_REPORTING_NS", 0)
+    monkeypatch.setattr(guard, "WORTH_REPORTING_NS", 0)
     y = torch.ones(2, device=DEVICE) * 2
 
     written = at_pdb(["p t", "p 1"], y)
@@ -528,8 +528,8 @@ def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
 
 def test_a_quick_peek_at_a_prompt_says_no_cost(monkeypatch):
     """Below 50 ms nobody waits."""
-    assert introspection.WORTH_REPORTING_NS == 50_000_000
-    monkeypatch.setattr(introspection, "WORTH_REPORTING_NS", 10**12)
+    assert guard.WORTH_REPORTING_NS == 50_000_000
+    monkeypatch.setattr(guard, "WORTH_REPORTING_NS", 10**12)
 
     assert "[lazyrt" not in at_pdb(["p t"], torch.ones(2, device=DEVICE) * 2)
 

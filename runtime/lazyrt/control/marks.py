@@ -19,7 +19,7 @@ from lazyrt.config import config
 from lazyrt.control import closures
 from lazyrt.errors import ScopeError, UsageError
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import finalisers
+from lazyrt.frontend import guard
 from lazyrt.frontend.guard import check_barrier
 from lazyrt.frontend.provenance import (
     is_library,
@@ -262,7 +262,7 @@ def mark(
 
     What a finaliser asks for in the middle of an op is left to the next barrier.
     """
-    if finalisers.interrupts_an_op():
+    if guard.interrupts_an_op():
         return
     closures.raise_failure()
     inside = active.innermost() is not None
@@ -277,7 +277,7 @@ def mark(
 
 def mark_quietly(cause: str, site: SourceLocation | None) -> None:
     """Do what `mark` does, for a barrier that nobody wrote down: it never tears a scope."""
-    if finalisers.interrupts_an_op():
+    if guard.interrupts_an_op():
         return
     closures.raise_failure()
     barrier(cause, site)

@@ -15,7 +15,7 @@ from lazyrt.errors import UsageError
 from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import check_step_limit, graph_registry
-from lazyrt.frontend import finalisers
+from lazyrt.frontend import guard
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep, OnRead
@@ -228,7 +228,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
         if opened.undo is not None:
             opened.undo.forget()
         closures.raise_failure()
-        if not finalisers.interrupts_an_op():
+        if not guard.interrupts_an_op():
             with closures.wait_for_barrier(opened.closures):
                 barrier(self._label, site, ended=opened)
         closures.run(opened.closures)

@@ -22,11 +22,9 @@ from lazyrt.execution.peek import forget_slices
 from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
     argument_checks,
-    finalisers,
     generators,
     guard,
     host_constants,
-    introspection,
     linear,
     provenance,
     reads,
@@ -373,7 +371,7 @@ class DeviceModule:
     def synchronize(self, device: Any = None) -> None:
         """Run what is pending and wait until the device is idle."""
         guard.check_barrier("torch.lazyrt.synchronize()")
-        if not finalisers.interrupts_an_op():
+        if not guard.interrupts_an_op():
             barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
         completion.wait()
 
@@ -408,7 +406,7 @@ def register() -> int:
         if kernel is not None:
             kernel = checked(name, kernel)
             library.impl(name, kernel, compat.DISPATCH_KEY)
-            finalisers.note_kernel(kernel)
+            guard.note_kernel(kernel)
             count += 1
     for name, composite in COMPOSITES.items():
         for key in (compat.DISPATCH_KEY, compat.AUTOGRAD_KEY):
@@ -582,7 +580,7 @@ def _print(tensor: torch.Tensor, original: Any) -> str:
         # Every op on it raises, and an error below torch's printing keeps torch's guards alive.
         shape = tuple(tensor.shape)
         return f"<lazyrt {tensor.layout} of shape {shape}: the device has dense arrays only>"
-    if introspection.is_introspection():
+    if guard.is_introspection():
         return reads.describe(tensor)
     if tensor.numel() == 0:
         return str(original(tensor, tensor_contents=None))
@@ -641,7 +639,7 @@ def _tolist(original: Any, self: torch.Tensor) -> Any:
 
 
 def _format(original: Any, self: torch.Tensor, spec: str) -> str:
-    if introspection.is_introspection():
+    if guard.is_introspection():
         return reads.describe(self)
     if self.dim() == 0 and spec:
         return format(reads.peek(self, provenance.user_site(2)).item(), spec)

@@ -14,7 +14,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution import deferred_asserts
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import finalisers, introspection, provenance, reads, value_checks
+from lazyrt.frontend import guard, provenance, reads, value_checks
 from lazyrt.frontend.buffers import emit, state_of, value_of
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.provenance import is_library, is_own, outward
@@ -106,8 +106,8 @@ def _must_peek() -> bool:
     """Return whether a check may neither wait for its step nor end it; asked without the lock."""
     return (
         config.read_policy == "peek"
-        or introspection.at_debugger_prompt()
-        or finalisers.interrupts_an_op()
+        or guard.at_debugger_prompt()
+        or guard.interrupts_an_op()
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import finalisers, generators, host_constants, provenance, reads
+from lazyrt.frontend import generators, guard, host_constants, provenance, reads
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.guard import check_shape
 from lazyrt.frontend.reads import peek
@@ -49,7 +49,7 @@ def run_on_cpu(
         needs_a_cut = _any_pending([args, kwargs])
         if needs_a_cut and torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))
-        if needs_a_cut and not finalisers.interrupts_another_op():
+        if needs_a_cut and not guard.interrupts_another_op():
             barrier(f"CPU fallback of {func}", site)
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -18,8 +18,8 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import (
-    finalisers,
     generators,
+    guard,
     optimizer_state,
     record,
     scalars,
@@ -27,7 +27,7 @@ from lazyrt.frontend import (
 from lazyrt.frontend.argument_checks import check_index, check_overwrite
 from lazyrt.frontend.buffers import View, component, emit, indices, operands, state_of
 from lazyrt.frontend.fallback import run_on_cpu
-from lazyrt.frontend.finalisers import over_limit
+from lazyrt.frontend.guard import over_limit
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.torch_compat import (
@@ -242,7 +242,7 @@ def kernel(*args, **kwargs):
 
 def _code_of(source: str, name: str, scope: dict[str, Any]) -> FunctionType:
     """Return the kernel that a source defines; tracers pass over its frames."""
-    code = compile(source, f"{finalisers.KERNEL}{name}>", "exec")
+    code = compile(source, f"{guard.KERNEL}{name}>", "exec")
     exec(code, scope)  # noqa: S102 - our own source, from torch's schemas
     kernel: FunctionType = scope["kernel"]
     never_trace(kernel.__code__)

@@ -16,7 +16,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import View, current_value, value_of, wrap
-from lazyrt.frontend.finalisers import over_limit
+from lazyrt.frontend.guard import over_limit
 from lazyrt.frontend.provenance import Walk
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
 from lazyrt.frontend.torch_compat import (

@@ -24,14 +24,7 @@ from lazyrt.execution import (
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.graph_registry import Run
 from lazyrt.execution.peek import peek_together, peek_value
-from lazyrt.frontend import (
-    finalisers,
-    host_constants,
-    introspection,
-    provenance,
-    reuse,
-    value_checks,
-)
+from lazyrt.frontend import guard, host_constants, provenance, reuse, value_checks
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import State, View, state_of, value_of, wrap
 from lazyrt.frontend.callsite import user_call
@@ -300,7 +293,7 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
         StepSyncError: It is pending inside a step that forbids reads.
     """
     site = provenance.user_site(2)
-    in_op = finalisers.interrupts_an_op()
+    in_op = guard.interrupts_an_op()
     with copy_on_donate.reading() as reading:
         with lock:
             reading.found = _start_read(tensor, how, site, in_op=in_op)
@@ -331,7 +324,7 @@ def _start_read(
     state = state_of(tensor)
     if not state.is_pending:
         return _start_peek(tensor, site)
-    if introspection.at_debugger_prompt():
+    if guard.at_debugger_prompt():
         return _start_peek(tensor, site)
     check = value_checks.find(3)
     package = provenance.calling_package(3)
@@ -372,9 +365,9 @@ def _start_peek(tensor: torch.Tensor, site: SourceLocation | None) -> Any:
         return _chain(state)
     value = state.value
     assert value is not None
-    debugger = introspection.debugger_at_prompt()
+    debugger = guard.debugger_at_prompt()
     if debugger is not None:
-        introspection.report_after_command(debugger)
+        guard.report_after_command(debugger)
     return peek_value(value, site, user_call().tensor)
 
 
@@ -406,7 +399,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
     """
     with lock:
         state = state_of(tensor)
-        if state.is_pending and not introspection.at_debugger_prompt():
+        if state.is_pending and not guard.at_debugger_prompt():
             check_read("save", tensor)
         version = state.base.version
         known = _saved.get(state)
@@ -431,7 +424,7 @@ def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
     What a package has asked for once is known to its derivatives, too, while the data lasts.
     """
     state = state_of(mask)
-    if state.value is None or introspection.at_debugger_prompt():
+    if state.value is None or guard.at_debugger_prompt():
         return None
     known = host_constants.known(state.value)
     package = provenance.calling_package(2)

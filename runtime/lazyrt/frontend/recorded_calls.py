@@ -25,7 +25,7 @@ from lazyrt.errors import LostValueError
 from lazyrt.execution import deferred_asserts
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import View, emit, wrap
-from lazyrt.frontend.finalisers import note_kernel, over_limit
+from lazyrt.frontend.guard import note_kernel, over_limit
 from lazyrt.frontend.record import functional, note_recorded, operation
 from lazyrt.frontend.torch_compat import (
     aten,
