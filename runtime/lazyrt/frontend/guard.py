@@ -22,7 +22,13 @@ from lazyrt.execution.executor import barrier
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import Call, user_call
 from lazyrt.frontend.names import all_names
-from lazyrt.frontend.provenance import is_of_torch, is_own_file, outward, package_line
+from lazyrt.frontend.provenance import (
+    is_of_torch,
+    is_own_file,
+    outward,
+    package_line,
+    user_site,
+)
 from lazyrt.ir import active
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import type_text
@@ -398,9 +404,6 @@ def interrupts_another_op() -> bool:
 
 def over_limit() -> None:
     """Run a barrier once too much is pending; a finaliser's op leaves it to the next one."""
-    from lazyrt.execution.executor import barrier
-    from lazyrt.frontend.provenance import user_site
-
     # In eager debug mode each op runs at its end, and would find its inputs gone.
     if pending.eager or interrupts_another_op():
         return
