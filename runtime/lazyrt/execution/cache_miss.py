@@ -13,6 +13,7 @@ import linecache
 import logging
 from collections import deque
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +34,6 @@ from lazyrt.execution import compiler
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.ir.fingerprint import snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
-from lazyrt.ir.varying import expression_at
 from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.observe.events import SourceLocation
 
@@ -453,3 +453,53 @@ def check_frozen(nodes: int, reason: str) -> None:
             "It would have to be compiled, so nothing ran and its tensors stay pending. Run one "
             "such step before the block, or take away what made it new."
         )
+
+
+# ----------------------------------------------------------------- numbers that varied
+# The expression in which a Python number has varied is noted once for each line and op, when its numbers
+# become inputs, so that a graph that has them as inputs can tell which numbers those are.
+
+
+_MAX_EXPRESSIONS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """What was under execution when a number varied.
+
+    Attributes:
+        text: Its source on one line, such as `x * scale`.
+        number: What the number is called there, such as `scale`; empty if that is unclear.
+    """
+
+    text: str
+    number: str = ""
+
+
+_expressions: dict[tuple[str, int, str], set[Expression]] = {}
+
+
+def note_expression(site: SourceLocation, op: str, expression: Expression) -> None:
+    """Remember the expression that an op was recorded for, at a line whose numbers vary.
+
+    Args:
+        site: The user's line.
+        op: The ATen overload, such as `aten.mul.Tensor`.
+        expression: What stands there.
+    """
+    if len(_expressions) >= _MAX_EXPRESSIONS:
+        _expressions.clear()
+    _expressions.setdefault((site.file, site.line, op), set()).add(expression)
+
+
+def expression_at(site: SourceLocation | None, op: str) -> Expression | None:
+    """Return what was noted for an op of a line; None for nothing, or for several expressions."""
+    if site is None:
+        return None
+    found = _expressions.get((site.file, site.line, op), set())
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def forget_expressions() -> None:
+    """Empty the table."""
+    _expressions.clear()

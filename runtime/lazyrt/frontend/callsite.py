@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyrt.execution import cache_miss
 from lazyrt.frontend.provenance import (
     is_library,
     is_packages,
@@ -26,7 +27,6 @@ from lazyrt.frontend.provenance import (
     site_of,
     user_frame,
 )
-from lazyrt.ir import varying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -329,7 +329,7 @@ def note_number(op: str) -> None:
     is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
     scope = dict(frame.f_globals) | (locals_of(frame) if is_function else {})
     name = number_in(call.text, scope)
-    varying.note(call.site, op, varying.Expression(call.text, name))
+    cache_miss.note_expression(call.site, op, cache_miss.Expression(call.text, name))
 
 
 def number_in(source: str, scope: Mapping[str, Any]) -> str:

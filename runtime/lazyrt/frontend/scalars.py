@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.execution import cache_miss
 from lazyrt.frontend import callsite, optimizer_state, provenance
 from lazyrt.frontend.torch_compat import aten
-from lazyrt.ir import varying
 from lazyrt.ir.live import float_leaf, int_leaf, pending
 from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import indexing
@@ -165,7 +165,7 @@ def forget_nodes() -> None:
 def forget() -> None:
     """Empty the table of call sites."""
     _sites.clear()
-    varying.forget()
+    cache_miss.forget_expressions()
     optimizer_state.forget()
 
 
