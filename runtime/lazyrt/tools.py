@@ -22,7 +22,7 @@ from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
-from lazyrt.execution.cost_model import compile_forecast
+from lazyrt.execution.cost_model import compile_forecast, flops, result_bytes, run_ns
 from lazyrt.execution.dumps import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
@@ -35,7 +35,6 @@ from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import Tracked, require_lazy
 from lazyrt.frontend.tracing import Pause, Sample
-from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 
 __all__ = [

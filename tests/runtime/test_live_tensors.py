@@ -15,10 +15,10 @@ import lazyrt
 from lazyrt import Graph
 from lazyrt.control.live_tensors import NOT_FOUND, LiveRow, held_by, line_of_keeping
 from lazyrt.errors import UsageError
+from lazyrt.execution.cost_model import ancestor_counts
 from lazyrt.frontend import record
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.provenance import set_cell_namer
-from lazyrt.ir.costs import ancestor_counts
 from lazyrt.observe import events
 from lazyrt.observe.events import SourceLocation
 from tests.graphs import Program
@@ -505,9 +505,9 @@ def test_the_number_of_nodes_is_that_of_each_cone():
 
 @pytest.mark.not_eager("looks at what is pending")
 def test_cones_are_counted_over_blocks(monkeypatch):
-    from lazyrt.ir import costs
+    from lazyrt.execution import cost_model
 
-    monkeypatch.setattr(costs, "_BLOCK", 7)
+    monkeypatch.setattr(cost_model, "_BLOCK", 7)
     x = torch.ones(2, device=DEVICE)
     for _ in range(30):
         x = x + x.sin()

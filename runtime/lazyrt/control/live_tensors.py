@@ -20,6 +20,7 @@ from lazygraph.numbers import plural, size_text
 from lazygraph.readable import Readable, one_line, text_table
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
+from lazyrt.execution.cost_model import ancestor_counts, ancestors
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.input_provenance import holdings
 from lazyrt.frontend.names import Walk
@@ -31,7 +32,6 @@ from lazyrt.frontend.referrers import (
     holders_of_buffers,
 )
 from lazyrt.ir import sharding
-from lazyrt.ir.costs import ancestor_counts, ancestors
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
 
