@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazygraph import HloError, diff, graph_of
-from lazygraph.read.file_types import looks_like_proto
-from lazygraph.read.open import readable
+from lazygraph.read.open import looks_like_proto, readable
 from lazygraph.types import type_bytes
 from lazyviz.divergence.alignment import Barrier, Place, Program, State, Track, order
 from lazyviz.foreign.evidence import (

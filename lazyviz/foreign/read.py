@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lazygraph.errors import HloError
 from lazygraph.read import lazy_ir
-from lazygraph.read.file_types import wide_coding
-from lazygraph.read.open import readable, unpacked
+from lazygraph.read.open import readable, unpacked, wide_coding
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign.debug_log import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
