@@ -23,7 +23,7 @@ from lazyrt.frontend import (
     value_checks,
 )
 from lazyrt.frontend.buffers import state_of, value_of
-from lazyrt.frontend.outs import check_outs, write_out
+from lazyrt.frontend.special import check_outs, write_out
 from lazyrt.frontend.torch_compat import (
     aten,
     below_autograd,

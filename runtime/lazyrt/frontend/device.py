@@ -48,7 +48,7 @@ from lazyrt.frontend.kernels import (
     view_kernel,
     when_called,
 )
-from lazyrt.frontend.outs import out_kernel
+from lazyrt.frontend.special import out_kernel
 from lazyrt.lowering.registry import rule_for, rules
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events

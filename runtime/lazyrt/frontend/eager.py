@@ -31,7 +31,6 @@ from lazyrt.frontend import (
     factorisations,
     kernels,
     linear,
-    outs,
     recorded_calls,
     special,
     views,
@@ -365,7 +364,6 @@ def replace(names: dict[str, Any]) -> None:
         for module in (
             kernels,
             linear,
-            outs,
             special,
             factorisations,
             views,
