@@ -50,9 +50,8 @@ from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
-from lazyrt.frontend.names import names_of_buffers, set_elsewhere
+from lazyrt.frontend.names import names_of_buffers, saved_for_backward, set_elsewhere
 from lazyrt.frontend.provenance import running_cell, user_site
-from lazyrt.frontend.referrers import saved_for_backward
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events

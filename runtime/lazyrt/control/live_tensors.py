@@ -23,12 +23,12 @@ from lazyrt.execution import copy_on_donate, memory
 from lazyrt.execution.cost_model import ancestor_counts, ancestors
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.input_provenance import holdings
-from lazyrt.frontend.names import Walk
-from lazyrt.frontend.referrers import (
+from lazyrt.frontend.names import (
     AUTOGRAD,
     BACKWARD_OF,
     TRACEBACK,
     Held,
+    Walk,
     holders_of_buffers,
 )
 from lazyrt.ir import sharding
