@@ -27,7 +27,6 @@ from lazyrt.frontend.provenance import user_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 Name = Literal["lazy", "eager", "opbyop"]
 _OP_BY_OP = ("op_by_op_reads", "op_by_op_barriers")
@@ -90,12 +89,7 @@ class Scoped:
         self._apply(f"with {self._label}{_at(user_site(2))}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, (value, origin) in self._before.pop().items():
             config.set(name, value, origin=origin)
 

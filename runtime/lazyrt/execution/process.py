@@ -21,7 +21,7 @@ from lazyrt.ir.live import pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 
 _bad = False
@@ -121,12 +121,7 @@ class deferred_interrupt:  # noqa: N801 - used like a function, in `with`
         if caught is not None and callable(self._before):
             self._before(*caught)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before is None:
             return
         _set_handler(signal.SIGINT, self._before)
