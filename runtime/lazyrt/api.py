@@ -13,7 +13,6 @@ from lazyrt.control import (
     dynamo,
     finite_check,
     flight_recorder,
-    flush,
     marks,
     modes,
     process_group,
@@ -99,7 +98,7 @@ eager_mode = modes.eager_mode
 eager_module = modes.eager_module
 enable_eager_execution = modes.enable_eager_execution
 op_by_op_mode = modes.op_by_op_mode
-background_flush = flush.background_flush
+background_flush = modes.background_flush
 
 
 def device(index: int = 0) -> torch.device:
