@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lazyrt.arguments import require_flag, whole_number
 from lazyrt.control import (
     automatic,
     dynamo,
@@ -20,7 +19,7 @@ from lazyrt.control import (
 from lazyrt.control import live_tensors as live
 from lazyrt.control import mesh as _mesh
 from lazyrt.control.closures import waiting_arguments
-from lazyrt.errors import LostValueError, UsageError
+from lazyrt.errors import LostValueError, UsageError, require_flag, whole_number
 from lazyrt.execution import (
     cache,
     cache_miss,

@@ -9,11 +9,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lazyrt.arguments import require_flag
 from lazyrt.config import config
 from lazyrt.control import marks, status
 from lazyrt.control.rollback import note_optimizer, note_update, optimizers_of_step
-from lazyrt.errors import UsageError
+from lazyrt.errors import UsageError, require_flag
 from lazyrt.execution.cache_miss import set_optimizers
 from lazyrt.frontend import optimizer_state
 from lazyrt.frontend.provenance import user_site

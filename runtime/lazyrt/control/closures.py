@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.arguments import require_flag, seconds
 from lazyrt.config import config
-from lazyrt.errors import UsageError
+from lazyrt.errors import UsageError, require_flag, seconds
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import copied
 from lazyrt.ir import active

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyrt.arguments import seconds
+from lazyrt.errors import seconds
 from lazyrt.execution import completion, process
 from lazyrt.ir.live import Buffer, Lost, lock
 
