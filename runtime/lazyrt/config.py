@@ -22,9 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.readable import Readable
 from lazyrt.errors import UsageError
+from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from lazyrt.observe.events import Cache
+
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "read_policy": ("barrier", "peek"),
@@ -428,3 +432,21 @@ def _assignment(name: str, value: object) -> str:
 
 
 config = Config()
+
+
+def make_room(cache: Cache, table: dict[Any, Any], budget: str) -> None:
+    """Empty a table that has no room for one entry more, and tell listeners.
+
+    For tables that only save work: what was in one is found out again, with the same results.
+
+    Args:
+        cache: What the table holds, for the event.
+        table: Emptied whole: in what order its entries are used is not known.
+        budget: The setting that says how many entries it may have.
+    """
+    allowed: int = getattr(config, budget)
+    count = len(table)
+    if count < max(allowed, 1):
+        return
+    table.clear()
+    events.emit(events.CacheEvicted(cache=cache, dropped=count, kept=0, budget=allowed))

@@ -25,7 +25,7 @@ import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.closing import Closing
-from lazyrt.config import config
+from lazyrt.config import config, make_room
 from lazyrt.errors import LoweringError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
     cache,
@@ -45,7 +45,6 @@ from lazyrt.execution import (
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.ir import active, merging, sharding
-from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
     Buffer,

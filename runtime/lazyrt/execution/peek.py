@@ -16,12 +16,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lazyrt import jax_compat
-from lazyrt.config import config
+from lazyrt.config import config, make_room
 from lazyrt.errors import LoweringError
 from lazyrt.execution import compiler, completion, cost_model, memory, process, replicas
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
-from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import StepInputs, lock, pending
 from lazyrt.ir.node import Leaf, Node, Value

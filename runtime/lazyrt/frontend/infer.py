@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
+from lazyrt.config import make_room
 from lazyrt.execution import cache, transfer
 from lazyrt.frontend import argument_checks
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
-from lazyrt.ir.budgets import make_room
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Op, Value, iter_values, map_values, strides_of
 

@@ -41,8 +41,8 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lazyrt.config import make_room
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError, UsageError
-from lazyrt.ir.budgets import make_room
 from lazyrt.lowering.arrays import (
     Array,
     Aval,
