@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
-    from lazygraph.snapshot import Snapshot, Vertex
-    from lazygraph.source_location import SourceLocation
+    from lazygraph.snapshot import Snapshot, SourceLocation, Vertex
 
 _Entry = TypeVar("_Entry", bound="Hashable")
 
@@ -82,7 +81,7 @@ def rounds_in(ops: Iterable[tuple[str, SourceLocation | None]]) -> Rounds | None
         ops: The name of each op and the user's line that recorded it.
 
     Example:
-        >>> from lazygraph.source_location import SourceLocation
+        >>> from lazygraph.snapshot import SourceLocation
         >>> line = SourceLocation("train.py", 7, "train")
         >>> str(rounds_in([("aten.mul.Tensor", line), ("aten.add.Tensor", line)] * 300))
         'train.py:7 recorded 2 ops 300 times'

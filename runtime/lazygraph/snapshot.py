@@ -16,7 +16,32 @@ from lazygraph.graph import Origin as GraphOrigin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lazygraph.source_location import SourceLocation
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of the user's source: where an op was recorded or a barrier was asked for.
+
+    Attributes:
+        file: Path of the source file, or IPython's name of the cell's code.
+        line: Line number, from 1.
+        function: Name of the function, `<module>` at the top level.
+        cell: Execution count of the notebook cell, or None outside notebooks.
+    """
+
+    file: str
+    line: int
+    function: str
+    cell: int | None = None
+
+    def __str__(self) -> str:
+        """Return `cell 3 line 2` or `train.py:41`."""
+        if self.cell is not None:
+            return f"cell {self.cell} line {self.line}"
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+Site = SourceLocation  # the name until 0.2
+
 
 # Stands for an operand in an argument's text.
 OPERAND = "·"

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from lazygraph.source_location import SourceLocation
+    from lazygraph.snapshot import SourceLocation
 
 
 class LazyRuntimeError(RuntimeError):

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from lazygraph.explain.model import Boundary, Record, Source
-    from lazygraph.snapshot import Name, Origin, Vertex
-    from lazygraph.source_location import SourceLocation
+    from lazygraph.snapshot import Name, Origin, SourceLocation, Vertex
 
 FALLBACK = "CPU fallback of "
 LIMIT = "more than "

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from lazygraph.explain.compare import Comparison, Position, Side
-    from lazygraph.snapshot import Vertex
-    from lazygraph.source_location import SourceLocation
+    from lazygraph.snapshot import SourceLocation, Vertex
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CONVERSION = "aten._to_copy"

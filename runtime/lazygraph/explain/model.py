@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazygraph.repeat import Rounds
-    from lazygraph.snapshot import Snapshot
-    from lazygraph.source_location import SourceLocation
+    from lazygraph.snapshot import Snapshot, SourceLocation
 
 # What explanations ask of a compiled graph.
 

@@ -9,7 +9,7 @@ from lazygraph.numbers import listed, plural
 if TYPE_CHECKING:
     from lazygraph.explain.attribute import Claim
     from lazygraph.explain.compare import Comparison
-    from lazygraph.source_location import SourceLocation
+    from lazygraph.snapshot import SourceLocation
 
 Fields = dict[str, Any]
 

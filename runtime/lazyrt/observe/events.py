@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from lazygraph.source_location import Site as Site  # noqa: PLC0414 - the name until 0.2
-from lazygraph.source_location import SourceLocation as SourceLocation  # noqa: PLC0414, TC001
+from lazygraph.snapshot import Site as Site  # noqa: PLC0414 - the name until 0.2
+from lazygraph.snapshot import SourceLocation as SourceLocation  # noqa: PLC0414, TC001
 from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
 
