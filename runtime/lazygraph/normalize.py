@@ -20,8 +20,10 @@ from lazygraph.graph import (
     Label,
     dead_node,
 )
+from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import (
     INHERITED,
+    NAME,
     HloModule,
     evenly_spaced,
     lacks_attributes,
@@ -192,20 +194,14 @@ def with_inherited_metadata(module: HloModule, computation: Computation) -> list
     Inputs stay as they are written, and so does the entry computation, which no instruction
     calls, but for its copies: they have that of what they copy.
     """
-    rows, written = computation.operands, computation.metadata
+    written = computation.metadata
     if all(written):
         return written
-    if computation.name == module.entry:
-        return _with_metadata_of_copied(computation)
     found = list(written)
-    for position in range(len(rows) - 1, -1, -1):
-        for operand in rows[position]:
-            if operand >= 0 and found[position] and not written[operand]:
-                found[operand] = _inherited(found[position])
-    for position, row in enumerate(rows):
-        if not found[position]:
-            near = (found[each] for each in row if each >= 0)
-            found[position] = _inherited(next(filter(None, near), ""))
+    if computation.name == module.entry:
+        _inherit_from_copied(found, computation, _COPIES)
+        return found
+    _inherit_from_neighbours(found, computation)
     if not all(found):
         caller = module.caller(computation.name)
         rest = _inherited(caller.metadata if caller is not None else "")
@@ -217,21 +213,88 @@ def with_inherited_metadata(module: HloModule, computation: Computation) -> list
     ]
 
 
-def _with_metadata_of_copied(computation: Computation) -> list[str]:
-    written, table = computation.metadata, computation.table
-    copies = {form for form in set(computation.forms) if table[form].op in _COPIES}
-    if not copies:
-        return written
-    found = list(written)
-    for position, form in enumerate(computation.forms):
+def _inherit_from_copied(
+    found: list[str], computation: Computation, ops: Container[str]
+) -> None:
+    """Give instructions of some ops without metadata those of their first operand."""
+    table = computation.table
+    copies = {form for form in set(computation.forms) if table[form].op in ops}
+    for position, form in enumerate(computation.forms if copies else ()):
         row = computation.operands[position]
         if form in copies and not found[position] and row and row[0] >= 0:
             found[position] = _inherited(found[row[0]])
-    return found
+
+
+def _inherit_from_neighbours(found: list[str], computation: Computation) -> None:
+    """Give instructions without metadata those of the first reader, else of an operand."""
+    rows, own = computation.operands, list(found)
+    for position in range(len(rows) - 1, -1, -1):
+        for operand in rows[position]:
+            if operand >= 0 and found[position] and not own[operand]:
+                found[operand] = _inherited(found[position])
+    for position, row in enumerate(rows):
+        if not found[position]:
+            near = (found[each] for each in row if each >= 0)
+            found[position] = _inherited(next(filter(None, near), ""))
 
 
 def _inherited(metadata: str) -> str:
     return f"{INHERITED}{metadata.removeprefix(INHERITED)}" if metadata else ""
+
+
+# A line of the StableHLO, which nobody has; it is what XLA knows of the bodies of functions.
+_NOWHERE = re.compile(r' ?source_file="-"(?: source_(?:end_)?(?:line|column)=\d+)*')
+_OF_TYPE = re.compile(r'op_type="[^"]*" ?')
+_Caller = tuple["Computation", list[str], int]
+
+
+def with_all_places(text: str) -> str:
+    """Return HLO text in which instructions without metadata have a neighbour's.
+
+    XLA copies inputs whose memory results take, expands random bits and makes constants, and
+    says of none where it is from. A copy has what it copies, another instruction what the
+    first that reads it has, else what it reads, else what calls its computation; an input of a
+    called computation has what it is given. Such metadata has `op_type="inherited"`. The tuple
+    of the results stays as it is. A line in the StableHLO text, `source_file="-"`, is no place.
+    """
+    text = _NOWHERE.sub("", text).replace(", metadata={}", "")
+    lines = text.split("\n")
+    for module in modules(text):
+        callers: dict[str, _Caller] = {}
+        for each in reversed(module.computations.values()):  # callers stand behind
+            found = _metadata_everywhere(each, callers.get(each.name))
+            for position, form in enumerate(each.forms):
+                op, _, attrs, _ = each.table[form]
+                for called in NAME.findall(attrs):
+                    callers.setdefault(called, (each, found, position))
+                if found[position].startswith(INHERITED) and op != _TUPLE:
+                    at = each.lines[position] - 1
+                    lines[at] = _placed(lines[at], found[position])
+    return "\n".join(lines)
+
+
+def _metadata_everywhere(computation: Computation, caller: _Caller | None) -> list[str]:
+    """Return the metadata of each instruction, those that XLA leaves out as inherited."""
+    found, rest = list(computation.metadata), ""
+    if caller is not None:
+        around, metadata, position = caller
+        rest = _inherited(metadata[position])
+        if around.table[around.forms[position]].op in {"fusion", "call"}:
+            given = around.operands[position]
+            for k, form in enumerate(computation.forms):
+                op, _, _, number = computation.table[form]
+                if op == PARAMETER and number.isdecimal() and int(number) < len(given):
+                    found[k] = found[k] or _inherited(metadata[given[int(number)]])
+    _inherit_from_copied(found, computation, {*_COPIES, _ELEMENT})
+    _inherit_from_neighbours(found, computation)
+    return [each or rest for each in found]
+
+
+def _placed(line: str, metadata: str) -> str:
+    """Return a line with metadata behind its attributes, and before backend settings."""
+    plain = _OF_TYPE.sub("", metadata.removeprefix(INHERITED))
+    before, backend, behind = line.partition(", backend_config=")
+    return f'{before}, metadata={{op_type="inherited" {plain}}}{backend}{behind}'
 
 
 # Attributes that do not change what is computed.

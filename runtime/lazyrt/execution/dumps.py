@@ -9,11 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lazygraph.normalize import with_all_places
 from lazyrt import jax_compat
 from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
-from lazyrt.execution.graph import Graph
+from lazyrt.execution.graph import Graph, compiled_text
 from lazyrt.execution.linked import LinkedExecutable
 from lazyrt.lowering.emit import (
     argument_types,
@@ -21,7 +22,6 @@ from lazyrt.lowering.emit import (
     function_places,
     result_types,
 )
-from lazyrt.lowering.hlo_places import compiled_text, with_all_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

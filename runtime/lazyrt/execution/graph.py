@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazygraph.normalize import with_all_places
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
@@ -16,7 +17,6 @@ from lazyrt.lowering.emit import (
     function_places,
     result_types,
 )
-from lazyrt.lowering.hlo_places import compiled_text, with_all_places
 from lazyrt.lowering.partitioning import (
     Collective,
     collectives_in,
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Dialect = Literal["stablehlo", "hlo_before", "hlo"]
+
+
+def compiled_text(executable: Any) -> str:
+    """Return the text of what XLA made, each instruction with a place."""
+    return with_all_places(str(executable.as_text()))
 
 
 class Graph:

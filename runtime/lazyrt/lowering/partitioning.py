@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import torch
 
+from lazygraph.normalize import with_all_places
 from lazygraph.numbers import size_text
 from lazygraph.read.hlo import modules
 from lazygraph.read.open import graph_of
@@ -29,7 +30,6 @@ from lazygraph.types import type_bytes
 from lazyrt.errors import ShardingWarning, UsageError
 from lazyrt.ir.node import type_text
 from lazyrt.ir.sharding import Axes, Sharding, placement
-from lazyrt.lowering.hlo_places import compiled_text
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
@@ -523,9 +523,10 @@ def warn_of_gathers(executable: Any, graph: Canonical) -> None:
         executable: A program of a mesh.
         graph: What it computes.
     """
-    if not _kept_parts(executable.as_text()):
+    text = executable.as_text()
+    if not _kept_parts(text):
         return
-    for each in collectives_in(compiled_text(executable), graph):
+    for each in collectives_in(with_all_places(text), graph):
         key = each.line, each.type
         if not each.kept or key in _warned:
             continue
