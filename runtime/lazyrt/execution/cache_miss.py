@@ -91,17 +91,13 @@ class UserSource(Source):
         return self.quote(found.text), self.quote(found.number)
 
 
-def argument_name(
-    site: SourceLocation | None, op: str, position: int, item: int | None = None
-) -> str:
+def argument_name(site: SourceLocation | None, op: str, position: int) -> str:
     """Return the expression of an argument, such as `self.eps`; empty where it is unknown.
 
     Args:
         site: The line that recorded the op.
         op: Its ATen overload, such as `aten.topk.default`.
         position: The argument's position in the op's schema, operands included.
-        item: Which item of a list is meant: `x.view(rows, k)` gives one by one what `x.view((rows,
-            k))` gives at once.
     """
     if site is None:
         return ""
@@ -109,7 +105,7 @@ def argument_name(
     calls = [call for call in _calls(site) if _callee(call) in names]
     if len(calls) != 1:
         return ""
-    expression = _argument(calls[0], name_in_schema(op, position), position, item)
+    expression = _argument(calls[0], name_in_schema(op, position), position)
     if expression is None or not any(
         isinstance(node, ast.Name) for node in ast.walk(expression)
     ):
@@ -183,9 +179,7 @@ def _callee(call: ast.Call) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _argument(
-    call: ast.Call, argument: str, position: int, item: int | None
-) -> ast.expr | None:
+def _argument(call: ast.Call, argument: str, position: int) -> ast.expr | None:
     """Return the argument of that name, else the one at that place."""
     for keyword in call.keywords:
         if keyword.arg == argument:
@@ -195,8 +189,6 @@ def _argument(
     if _is_method(call):  # the tensor stands in front of the dot
         position -= 1
     given = call.args[position:] if position >= 0 else []
-    if item is not None and given and not isinstance(given[0], (ast.Tuple, ast.List)):
-        return given[item] if item < len(given) > 1 else None
     return given[0] if given else None
 
 

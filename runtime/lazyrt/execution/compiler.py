@@ -416,9 +416,9 @@ def _graph_key(
     return key if purpose == "step" else f"{key}|{purpose}"
 
 
-def place_of_graph(graph: Canonical, *, fast: bool, purpose: Purpose) -> Place:
-    """Return where the executable of a graph is; nothing is read or counted."""
-    return _place(_graph_key(graph, (), fast=fast, purpose=purpose))
+def place_of_peek(graph: Canonical) -> Place:
+    """Return where the executable of a peek's graph is; nothing is read or counted."""
+    return _place(_graph_key(graph, (), fast=True, purpose="peek"))
 
 
 def place_of_op(spec: Spec) -> Place:

@@ -569,7 +569,7 @@ def _forecast(parts: list[Part]) -> int | None:
 
 def place_of_slice(values: Sequence[Value]) -> Place:
     """Return where the executable of a cone is."""
-    return compiler.place_of_graph(canonicalise(values), fast=True, purpose="peek")
+    return compiler.place_of_peek(canonicalise(values))
 
 
 def runs(cone: Sequence[Node]) -> list[Part]:

@@ -460,12 +460,11 @@ class Inspection(Readable):
         leaf: Leaf,
         at: Sequence[int] = (),
         axes: Sequence[int] = (),
-        site: SourceLocation | None = None,
     ) -> Look:
         """Return the same of an input; see `parameter` and `look`."""
         with copy_on_donate.reading() as reading:
-            self._get_input(reading, leaf, site)
-            return preview.look(reading.found, leaf.dtype, at, axes, site)
+            self._get_input(reading, leaf, None)
+            return preview.look(reading.found, leaf.dtype, at, axes)
 
     def not_finite(self) -> dict[Value, preview.NonFinite]:
         """Return how many NaN and infinities the values hold that are computed already.

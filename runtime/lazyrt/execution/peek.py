@@ -200,7 +200,7 @@ def _run_slice(
 ) -> list[Any]:
     if plan is None:
         graph = canonicalise(values)
-        place = compiler.place_of_graph(graph, fast=True, purpose="peek")
+        place = compiler.place_of_peek(graph)
         parts = cost_model.slice_compile(cone, place)
         cost_model.begin_compile(graph.fingerprint, parts)
         executable = _timed(

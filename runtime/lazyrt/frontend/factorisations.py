@@ -162,17 +162,14 @@ class _Guarded(NamedTuple):
     target: int
 
 
-def would_catch(depth: int = 1) -> bool:
+def would_catch() -> bool:
     """Return whether an `except` of the user's, or of a package below the user's line, would catch.
 
     A shell, a test runner or a trainer that calls the user's code is not asked. A `with` block may
     swallow an exception too, and counts as one that does not.
-
-    Args:
-        depth: How many frames up the first is that may be outside lazyrt.
     """
     is_below = True
-    for frame in outward(sys._getframe(depth)):
+    for frame in outward(sys._getframe(1)):
         code = frame.f_code
         is_users = not is_library(code)
         is_below = is_below and not is_users

@@ -262,8 +262,8 @@ def cholesky_inverse(ctx: OpContext, a: Array, upper: bool = False) -> Array:
     return cholesky_solve(ctx, _eye_like(a), a, upper)
 
 
-def _eye_like(a: Array, size: int | None = None) -> Array:
-    n = a.shape[-1] if size is None else size
+def _eye_like(a: Array) -> Array:
+    n = a.shape[-1]
     return expand(jnp.eye(n, dtype=a.dtype), (*a.shape[:-2], n, n))
 
 
