@@ -35,7 +35,7 @@ from lazyrt.lowering.arrays import (
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from lazyrt.lowering.registry import OpContext
 
@@ -286,13 +286,12 @@ def rrelu_with_noise(
 
 # Rules of random ops that draw until a number is accepted, and of their derivatives.
 #
-# All elements draw together in one loop, which ends when each has been served; everything is in
-# float64. The densities' bounds are those of Marsaglia and Tsang (gamma) and of Hörmann (Poisson and
-# binomial, from ten expected events on); fewer events are counted one by one.
+# Gamma numbers are drawn here, all elements together in one loop, which ends when each has been served,
+# in float64, by Marsaglia and Tsang's bounds: on a CPU jax draws one after another. The other
+# distributions are jax's.
 
 # An element that no attempt serves, as for a parameter without a meaning, must not run for ever.
 _MOST_ROUNDS = 10_000
-_FEW = 10.0
 _TERMS = 400  # of a continued fraction: enough for parameters up to some 10,000
 _TINY = 1e-300
 
@@ -304,67 +303,27 @@ def _uniforms(state: Array, shape: Sequence[int]) -> tuple[Array, Array]:
     return state, (whole + 0.5) * 2.0**-53
 
 
-def _first_accepted(
-    state: Array, shape: Sequence[int], draws: int, attempt: Callable[..., Any]
-) -> tuple[Array, Array]:
-    """Return the next state, and each element's first accepted candidate.
-
-    Args:
-        state: Of the generator.
-        shape: Of the result.
-        draws: How many uniform numbers an attempt takes.
-        attempt: Returns candidates for them, and which of these are accepted.
-    """
-
-    def go_on(carry: Any) -> Any:
-        rounds, _, _, done = carry
-        return (rounds < _MOST_ROUNDS) & ~done.all()
-
-    def round_of(carry: Any) -> Any:
-        rounds, state, value, done = carry
-        state, numbers = _uniforms(state, (draws, *shape))
-        candidate, accepted = attempt(*numbers)
-        value = jnp.where(done, value, candidate)
-        return rounds + 1, state, value, done | accepted
-
-    start = (0, state, jnp.zeros(shape, np.float64), jnp.zeros(shape, bool))
-    _, state, value, _ = lax.while_loop(go_on, round_of, start)
-    return state, value
-
-
-def _events(
-    state: Array, shape: Sequence[int], limit: Array, waiting: Callable[[Array], Array]
-) -> tuple[Array, Array]:
-    """Return the next state, and how many events come until the waiting time passes a limit."""
-
-    def go_on(carry: Any) -> Any:
-        rounds, _, total, _ = carry
-        return (rounds < _MOST_ROUNDS) & (total <= limit).any()
-
-    def round_of(carry: Any) -> Any:
-        rounds, state, total, count = carry
-        state, number = _uniforms(state, shape)
-        total = total + waiting(number)
-        return rounds + 1, state, total, count + (total <= limit)
-
-    zeros = jnp.zeros(shape, np.float64)
-    _, state, _, count = lax.while_loop(go_on, round_of, (0, state, zeros, zeros))
-    return state, count
-
-
 def _log_gamma(state: Array, shape: Sequence[int], alpha: Array) -> tuple[Array, Array]:
     """Return the next state, and logarithms of numbers of gamma distributions of rate 1."""
     d = jnp.where(alpha < 1, alpha + 1, alpha) - 1 / 3
     c = 1 / jnp.sqrt(9 * d)
 
-    def attempt(first: Array, second: Array) -> tuple[Array, Array]:
+    def go_on(carry: Any) -> Any:
+        rounds, _, _, done = carry
+        return (rounds < _MOST_ROUNDS) & ~done.all()
+
+    def attempt(carry: Any) -> Any:
+        rounds, state, found, done = carry
+        state, (first, second) = _uniforms(state, (2, *shape))
         x = math.sqrt(2) * lax.erf_inv(2 * first - 1)
         v = (1 + c * x) ** 3
         log_v = jnp.log(jnp.maximum(v, _TINY))
         accepted = (v > 0) & (jnp.log(second) < x * x / 2 + d - d * v + d * log_v)
-        return jnp.log(d) + log_v, accepted | jnp.isnan(d)
+        found = jnp.where(done, found, jnp.log(d) + log_v)
+        return rounds + 1, state, found, done | accepted | jnp.isnan(d)
 
-    state, found = _first_accepted(state, shape, 2, attempt)
+    start = (0, state, jnp.zeros(shape, np.float64), jnp.zeros(shape, bool))
+    _, state, found, _ = lax.while_loop(go_on, attempt, start)
     state, power = _uniforms(state, shape)  # one of a power below 1 is scaled down
     found = found + jnp.where(alpha < 1, jnp.log(power) / alpha, 0.0)
     return state, jnp.where(alpha > 0, found, jnp.where(alpha == 0, -jnp.inf, jnp.nan))
@@ -386,79 +345,25 @@ def sample_dirichlet(ctx: OpContext, alpha: Array, *_: Any) -> Array:
     return jnp.maximum(shares, float(np.finfo(np.float32).tiny))
 
 
+def _key(ctx: OpContext) -> Array:
+    """Return the op's state as a key of jax's own distributions."""
+    seed, offset = lax.bitcast_convert_type(_state(ctx), np.uint32)
+    found: Array = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    return jax.random.fold_in(found, offset[1])
+
+
 @lowers("aten.poisson.default")
 def poisson(ctx: OpContext, rate: Array, *_: Any) -> Array:
     rate = rate.astype(np.float64)
-    few = jnp.minimum(rate, _FEW)
-    state, small = _events(_state(ctx), rate.shape, few, lambda u: -jnp.log(u))
-    large = _many_events(state, jnp.maximum(rate, _FEW))[1]
-    chosen = jnp.where(rate < _FEW, small, large)
-    return jnp.where(rate >= 0, chosen, jnp.nan)
-
-
-def _many_events(state: Array, rate: Array) -> tuple[Array, Array]:
-    """Return numbers of Poisson distributions of at least ten expected events."""
-    b = 0.931 + 2.53 * jnp.sqrt(rate)
-    a = -0.059 + 0.02483 * b
-    scale = 1.1239 + 1.1328 / (b - 3.4)
-    top = 0.9277 - 3.6224 / (b - 2)
-
-    def attempt(first: Array, second: Array) -> tuple[Array, Array]:
-        u = first - 0.5
-        us = 0.5 - jnp.abs(u)
-        k = jnp.floor((2 * a / us + b) * u + rate + 0.43)
-        log_density = k * jnp.log(rate) - rate - lax.lgamma(jnp.maximum(k, 0) + 1)
-        height = jnp.log(second * scale / (a / (us * us) + b))
-        quick = (us >= 0.07) & (second <= top)
-        possible = (k >= 0) & ((us >= 0.013) | (second <= us))
-        return k, quick | (possible & (height <= log_density)) | jnp.isnan(rate)
-
-    return _first_accepted(state, rate.shape, 2, attempt)
+    is_rate = (rate >= 0) & (rate < jnp.inf)
+    drawn = jax.random.poisson(_key(ctx), jnp.where(is_rate, rate, 0.0))
+    return jnp.where(is_rate, drawn.astype(np.float64), jnp.nan)
 
 
 @lowers("aten.binomial.default")
 def binomial(ctx: OpContext, count: Array, prob: Array, *_: Any) -> Array:
     n, p = broadcast(count.astype(np.float64), prob.astype(np.float64))
-    rare = jnp.minimum(p, 1 - p)
-    is_few = n * rare < _FEW
-    step = jnp.log1p(-jnp.where(is_few, rare, 0.5))
-    limit = jnp.where(is_few, n, 0)
-    state, small = _events(
-        _state(ctx), n.shape, limit, lambda u: jnp.ceil(jnp.log(u) / step)
-    )
-    others = jnp.where(is_few, 100.0, n), jnp.where(is_few, 0.5, rare)
-    large = _many_successes(state, *others)[1]
-    hits = jnp.where(is_few, small, large)
-    hits = jnp.where(p > 0.5, n - hits, hits)
-    return jnp.where((n >= 0) & (p >= 0) & (p <= 1), hits, jnp.nan)
-
-
-def _many_successes(state: Array, n: Array, p: Array) -> tuple[Array, Array]:
-    """Return numbers of binomial distributions of at least ten expected successes."""
-    deviation = jnp.sqrt(n * p * (1 - p))
-    b = 1.15 + 2.53 * deviation
-    a = -0.0873 + 0.0248 * b + 0.01 * p
-    scale = (2.83 + 5.1 / b) * deviation
-    top = 0.92 - 4.2 / b
-    mode = jnp.floor((n + 1) * p)
-    odds = jnp.log(p / (1 - p))
-
-    def attempt(first: Array, second: Array) -> tuple[Array, Array]:
-        u = first - 0.5
-        us = 0.5 - jnp.abs(u)
-        k = jnp.floor((2 * a / us + b) * u + n * p + 0.5)
-        inside = jnp.clip(k, 0, n)
-        log_density = (
-            lax.lgamma(mode + 1) + lax.lgamma(n - mode + 1)
-            - lax.lgamma(inside + 1) - lax.lgamma(n - inside + 1) + (inside - mode) * odds
-        )  # fmt: skip
-        height = jnp.log(second * scale / (a / (us * us) + b))
-        quick = (us >= 0.07) & (second <= top)
-        possible = (k >= 0) & (k <= n)
-        accepted = possible & (quick | (height <= log_density))
-        return k, accepted | jnp.isnan(deviation)
-
-    return _first_accepted(state, n.shape, 2, attempt)
+    return jax.random.binomial(_key(ctx), n, p)
 
 
 # ------------------------------------------------------------------ derivatives
