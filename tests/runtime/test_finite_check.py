@@ -184,10 +184,10 @@ def test_steps_that_ranks_run_together_keep_all_their_inputs(monkeypatch):
 
 
 def test_where_steps_cannot_run_again_for_memory_the_error_says_so(monkeypatch):
-    def refuse(_):
+    def refuse(*_, **__):
         raise OutOfMemoryError("it needs 9 GiB, and 1 GiB is available.", needed=9)
 
-    monkeypatch.setattr(kept_steps, "since", refuse)
+    monkeypatch.setattr(kept_steps, "replay", refuse)
     lazyrt.config.stop_at_nan = True
 
     with pytest.raises(NotFiniteError, match="tensors are as after it: running the"):
@@ -196,16 +196,18 @@ def test_where_steps_cannot_run_again_for_memory_the_error_says_so(monkeypatch):
 
 def go_on(weight, seen):
     loss = (weight * torch.tensor([1.0, -1.0]).to("lazyrt").log()).sum()
-    weight.mul_(loss)
-    for _ in range(3):
-        lazyrt.mark_step()
-        seen += 1
-        weight += 1
+    loss.backward()
+    with torch.no_grad():
+        weight.mul_(loss)
+        for _ in range(3):
+            lazyrt.mark_step()
+            seen += 1
+            weight += 1
 
 
 def test_the_later_step_and_what_is_pending_are_taken_back_too():
     lazyrt.config.stop_at_nan = True
-    weight = torch.ones(2, device="lazyrt")
+    weight = torch.ones(2, device="lazyrt", requires_grad=True)
     seen = torch.zeros(1, device="lazyrt")
     lazyrt.mark_step()
 
@@ -261,10 +263,11 @@ def test_a_causal_mask_is_no_reason_to_stop():
 
 def test_a_step_larger_than_the_budget_has_run_and_says_so():
     lazyrt.config.stop_at_nan = True
-    x = torch.full((4,), -1.0).to("lazyrt")
+    x = torch.full((4,), -1.0).to("lazyrt").requires_grad_()
 
     with lazyrt.config.scoped(keep_values_bytes=1):
         loss = x.log().sum()
+        loss.backward()
         with pytest.raises(NotFiniteError, match="more than config"):
             loss.item()
 

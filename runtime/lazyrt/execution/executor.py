@@ -169,6 +169,8 @@ class Plan:
             another call site; empty elsewhere.
         equals: The nodes recorded first, at whichever call site, that equal its own; empty until
             somebody asks.
+        watched: Which results `config.stop_at_nan` asks of in each step, and in some steps, with
+            their positions; empty until it does.
     """
 
     executable: Any
@@ -187,6 +189,7 @@ class Plan:
     placements: Sequence[Any] | None = None
     again: tuple[Value, ...] = ()
     equals: set[Node | None] = field(default_factory=set)
+    watched: list[dict[Value, int]] = field(default_factory=list)
 
     def has(self, node: Node) -> bool:
         """Return whether a node of this call site, or one that computes the same, is in the graph."""
@@ -330,6 +333,7 @@ def _run_whole(
     """Run a plan, and end the step."""
     again = functools.partial(run_plan, plan, "peek")
     kept = kept_steps.keep(plan.graph, plan.record, donated, again)
+    differentiated = pending.differentiated
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
@@ -343,7 +347,7 @@ def _run_whole(
             kept_steps.drop(kept)
         raise
     if _watch is not None:
-        _watch(plan, results, kept)
+        _watch(plan, results, kept, differentiated)
 
 
 def _spread(plan: Plan) -> None:
@@ -367,12 +371,16 @@ def _spread(plan: Plan) -> None:
                 owner.data = found
 
 
-ResultWatch = Callable[[Plan, Sequence[Any], kept_steps.KeptStep | None], object]
+ResultWatch = Callable[
+    [Plan, Sequence[Any], kept_steps.KeptStep | None, Sequence[Value]], object
+]
 _watch: ResultWatch | None = None
 
 
 def watch_results(watch: ResultWatch | None) -> None:
-    """Hand each step's plan, results and kept inputs to a function from now on; None for nobody.
+    """Hand each step to a function from now on; None for nobody.
+
+    It gets the plan, the results, the kept inputs, and what backward passes began with.
 
     The step has been dispatched then, and may still run.
     """

@@ -835,13 +835,16 @@ def patch_accelerator(
         setattr(torch.accelerator, peak, refused)
 
 
-def patch_backward(rehearses: Callable[[], bool]) -> None:
+def patch_backward(
+    begins: Callable[[Sequence[Any]], object], rehearses: Callable[[], bool]
+) -> None:
     """Run backward of lazy tensors on the calling thread.
 
     Autograd would run it on a worker thread of the device, where the Python stack that tells
     who called `backward()` is missing, and which costs 10 to 40 % more.
 
     Args:
+        begins: Gets what each backward pass begins with.
         rehearses: Whether ops are recorded to be taken back: then autograd's graph, which the program
             may have made before, is retained.
     """
@@ -850,6 +853,7 @@ def patch_backward(rehearses: Callable[[], bool]) -> None:
     @functools.wraps(original)
     def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if any(is_lazy(output) for output in t_outputs):
+            begins(t_outputs)
             if rehearses():
                 gradients, _retain, *others = args
                 args = (gradients, True, *others)
