@@ -333,7 +333,6 @@ def _run_whole(
     """Run a plan, and end the step."""
     again = functools.partial(run_plan, plan, "peek")
     kept = kept_steps.keep(plan.graph, plan.record, donated, again)
-    differentiated = pending.differentiated
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
@@ -347,7 +346,7 @@ def _run_whole(
             kept_steps.drop(kept)
         raise
     if _watch is not None:
-        _watch(plan, results, kept, differentiated)
+        _watch(plan, results, kept)
 
 
 def _spread(plan: Plan) -> None:
@@ -371,16 +370,12 @@ def _spread(plan: Plan) -> None:
                 owner.data = found
 
 
-ResultWatch = Callable[
-    [Plan, Sequence[Any], kept_steps.KeptStep | None, Sequence[Value]], object
-]
+ResultWatch = Callable[[Plan, Sequence[Any], kept_steps.KeptStep | None], object]
 _watch: ResultWatch | None = None
 
 
 def watch_results(watch: ResultWatch | None) -> None:
-    """Hand each step to a function from now on; None for nobody.
-
-    It gets the plan, the results, the kept inputs, and what backward passes began with.
+    """Hand each step's plan, results and kept inputs to a function from now on; None for nobody.
 
     The step has been dispatched then, and may still run.
     """

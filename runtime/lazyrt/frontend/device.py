@@ -38,7 +38,6 @@ from lazyrt.frontend import (
     views,
 )
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.composites import ASSERTIONS, COMPOSITES, DIFFERENTIATED, checked
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
@@ -52,13 +51,12 @@ from lazyrt.frontend.kernels import (
     when_called,
 )
 from lazyrt.frontend.outs import out_kernel
-from lazyrt.ir.live import pending
 from lazyrt.lowering.registry import rule_for, rules
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from lazyrt.observe.events import SourceLocation
 
@@ -562,18 +560,12 @@ def _forget_if_crowded() -> bool:
     return True
 
 
-def _note_differentiated(outputs: Sequence[Any]) -> None:
-    if config.stop_at_nan:
-        lazy = [state_of(each).base.value for each in outputs if compat.is_lazy(each)]
-        pending.differentiated += [value for value in lazy if value is not None]
-
-
 def _patch() -> None:
     compat.patch_printing(_print)
     compat.patch_tensor_method("numpy", _numpy)
     compat.patch_tensor_method("tolist", _tolist)
     compat.patch_tensor_method("__format__", _format)
-    compat.patch_backward(_note_differentiated, scalars.rehearses)
+    compat.patch_backward(scalars.rehearses)
     compat.patch_default_dtype(record.check_default_dtype)
     compat.patch_module_conversion()
     compat.patch_pickling(reads.value_to_save, storages.deep_copy)

@@ -835,16 +835,24 @@ def patch_accelerator(
         setattr(torch.accelerator, peak, refused)
 
 
-def patch_backward(
-    begins: Callable[[Sequence[Any]], object], rehearses: Callable[[], bool]
-) -> None:
+on_backward: list[Callable[[Sequence[Any]], object]] = []
+"""Called with the tensors that a backward pass is about to begin with."""
+
+
+def unwrapped(tensor: Any) -> Any:
+    """Return the tensor in a wrapper of functorch's."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def patch_backward(rehearses: Callable[[], bool]) -> None:
     """Run backward of lazy tensors on the calling thread.
 
     Autograd would run it on a worker thread of the device, where the Python stack that tells
     who called `backward()` is missing, and which costs 10 to 40 % more.
 
     Args:
-        begins: Gets what each backward pass begins with.
         rehearses: Whether ops are recorded to be taken back: then autograd's graph, which the program
             may have made before, is retained.
     """
@@ -853,7 +861,8 @@ def patch_backward(
     @functools.wraps(original)
     def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if any(is_lazy(output) for output in t_outputs):
-            begins(t_outputs)
+            for begins in on_backward:
+                begins([unwrapped(each) for each in t_outputs if is_lazy(each)])
             if rehearses():
                 gradients, _retain, *others = args
                 args = (gradients, True, *others)

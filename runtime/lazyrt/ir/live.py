@@ -234,7 +234,6 @@ class PendingStep(StepInputs):
         runs: How often op-by-op mode has run each node, once it has run any.
         may_repeat: Whether equal ops of the step may be several nodes, and `merged` the live values
             of which that has been put right (`ir/merging.py`).
-        differentiated: Values that backward passes began with, while `config.stop_at_nan` is on.
         eager: Whether eager debug mode runs each op as it comes.
         activity: Grows with everything that happens on the device.
     """
@@ -255,7 +254,6 @@ class PendingStep(StepInputs):
         self.writes = 0
         self.may_repeat = False
         self.merged: tuple[Value | None, ...] = ()
-        self.differentiated: list[Value] = []
         self.eager = False
         self.activity = 0
 
@@ -326,7 +324,6 @@ class PendingStep(StepInputs):
         self.runs = {}
         self.may_repeat = False
         self.merged = ()
-        self.differentiated = []
         self.forget_peeks()
         _leave_place()
 
