@@ -9,9 +9,10 @@ held before the first bad one, and the ops behind the NaN can be computed.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 from functools import lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
     from lazyrt.execution.executor import Plan
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.execution.inspection import NotFinite
+    from lazyrt.execution.kept_steps import KeptStep
     from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
-_UNKNOWN = "Where that began is not known, and tensors are as after it"
 # What backward passes of the pending step began with, and the numbers that it was made of.
 _differentiated: set[Value] = set()
 
@@ -61,7 +63,7 @@ def _are_finite() -> Any:
 
 
 def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
-    """Note what a backward pass begins with; raise if a step has made that, and it is not finite."""
+    """Note what a backward pass begins with; look at what a step before has made of that."""
     with lock:
         bases = [state_of(output).base for output in outputs]
         stack = [base.value for base in bases if base.value is not None]
@@ -72,18 +74,25 @@ def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
                 args = () if value.node is None else iter_values(value.node.args)
                 stack += [each for each in args if all(n == 1 for n in each.shape)]
         for base in bases:
-            run, slot = made_in(base)
-            data = base.data
-            if base.is_pending or run.__class__ is not Run or not data.is_ready():
-                continue
-            if data.size == 1 and not np.isfinite(np.asarray(data)).all():
-                kept = kept_steps.kept(run.step)
-                graph = run.record.canonical if kept is None else kept.canonical
-                bad = [graph.roots[run.order[slot]]] if graph is not None else []
-                raise _error(run.step, graph, run.record, bad, kept)
+            if isinstance(base.data, jax.Array) and base.data.size == 1:
+                _look(base, is_loss=True)
 
 
-def watch(plan: Plan, results: Sequence[Any], kept: kept_steps.KeptStep | None) -> None:
+def _look(base: Buffer, *, is_loss: bool = False) -> None:
+    """Raise if a loss, or weights that are read, are not finite."""
+    run, slot = made_in(base)
+    if base.is_pending or run.__class__ is not Run or not base.data.is_ready():
+        return
+    with lock:
+        kept = kept_steps.kept(run.step)
+        is_weight = kept is not None and slot in kept.watched.values()
+        if (is_loss or is_weight) and not np.asarray(_ask([base.data])).all():
+            graph = run.record.canonical if kept is None else kept.canonical
+            bad = [graph.roots[run.order[slot]]] if graph is not None else []
+            raise _error(run.step, _names(graph, run.record), bad, kept)
+
+
+def watch(plan: Plan, results: Sequence[Any], kept: KeptStep | None) -> None:
     """Ask of a step, once it is dispatched, whether its loss and its weights are finite."""
     step = pending.number - 1
     if not plan.watched:
@@ -98,70 +107,60 @@ def watch(plan: Plan, results: Sequence[Any], kept: kept_steps.KeptStep | None) 
         return
 
     def judge(finite: np.ndarray[Any, Any]) -> NotFiniteError | None:
-        bad = _bad(watched, finite)
-        return _error(step, plan.graph, plan.record, bad, kept) if bad else None
+        bad = list(itertools.compress(watched, ~finite))
+        return _error(step, _names(plan.graph, plan.record), bad, kept) if bad else None
 
-    deferred_asserts.watch(step, _ask(watched, results), judge)
+    deferred_asserts.watch(step, _ask([results[k] for k in watched.values()]), judge)
 
 
-def _ask(watched: Mapping[Value, int], results: Sequence[Any]) -> Any:
+def _ask(arrays: Sequence[Any]) -> Any:
     with jax_compat.scope():
-        return _are_finite()([results[slot] for slot in watched.values()])
-
-
-def _bad(watched: Mapping[Value, int], finite: np.ndarray[Any, Any]) -> list[Value]:
-    return [value for value, fine in zip(watched, finite, strict=True) if not fine]
+        return _are_finite()(arrays)
 
 
 def _error(
-    step: int,
-    graph: Canonical | None,
-    record: CompiledGraph | None,
-    bad: list[Value],
-    kept: kept_steps.KeptStep | None,
+    number: int, names: Mapping[Value, str], bad: list[Value], kept: KeptStep | None
 ) -> NotFiniteError:
     """Go back to before the first bad step, and return what to raise, with the op in which it began."""
     deferred_asserts.forget()  # later steps computed with it
-    what = _gave(step, graph, record, bad)
-    with lock:
-        if kept is None or kept.canonical is None:
+    why = (
+        f"its inputs are more than config.keep_values_bytes ({config.keep_values_bytes:,}). "
+        "Raise the setting"
+    )
+    with lock, contextlib.suppress(OutOfMemoryError):
+        if kept is not None and kept.canonical is not None:
+            why = "running the steps before it again takes too much memory. Take smaller batches"
+            first, bad, found = _first(kept, bad)
+            names = _names(first.canonical, first.record)
+            began = _began(found, names) if found is not None else ""
+            seen = f", seen after step {number}" if first.number < number else ""
+            later = kept_steps.keep_from(first)
+            undone = [done for each in later for done in each.updates]
+            go_back(later, undone, f"config.stop_at_nan, after step {number},")
+            for each in later[:-1]:
+                each.release()
             return NotFiniteError(
-                f"{what}. {_UNKNOWN}: its inputs are more than config.keep_values_bytes "
-                f"({config.keep_values_bytes:,}). Raise the setting, and run the cell again."
+                f"{_gave(first.number, names, bad)}{seen}.{began} Weights, and what else the step has "
+                "overwritten, are as before it; later work is dropped. %lazy nan shows the rest; "
+                "config.stop_at_nan = False lets such steps run."
             )
-        try:
-            first, bad, began = _first(kept, bad)
-        except OutOfMemoryError as error:
-            return NotFiniteError(
-                f"{what}. {_UNKNOWN}: running the steps before it again takes too much memory "
-                f"({error.args[0].splitlines()[0]}) Take smaller batches, and run the cell again."
-            )
-        what = _gave(first.number, first.canonical, first.record, bad)
-        seen = f", seen after step {step}" if first.number < step else ""
-        later = kept_steps.keep_from(first)
-        undone = [done for each in later for done in each.updates]
-        go_back(later, undone, f"config.stop_at_nan, after step {step},")
-        for each in later[:-1]:
-            each.release()
     return NotFiniteError(
-        f"{what}{seen}.{began} Weights, and what else the step has overwritten, are as before it; "
-        "later work is dropped. %lazy nan shows the rest; config.stop_at_nan = False lets such "
-        "steps run."
+        f"{_gave(number, names, bad)}. Where that began is not known, and tensors are as after it: "
+        f"{why}, and run the cell again."
     )
 
 
 def _first(
-    kept: kept_steps.KeptStep, bad: list[Value]
-) -> tuple[kept_steps.KeptStep, list[Value], str]:
-    """Return the step in which it began, what of its results is not finite, and the op."""
+    kept: KeptStep, bad: list[Value]
+) -> tuple[KeptStep, list[Value], NotFinite | None]:
+    """Return the step in which it began, what of its results is not finite, and a search for the op."""
 
-    def is_bad(step: kept_steps.KeptStep, results: Sequence[Any]) -> bool:
+    def is_bad(step: KeptStep, results: Sequence[Any]) -> bool:
         nonlocal bad
-        if not step.watched:
-            return False
-        found = _bad(step.watched, np.asarray(_ask(step.watched, results)))
-        bad = found or bad
-        return bool(found)
+        asked = [results[slot] for slot in step.watched.values()]
+        finite = np.asarray(_ask(asked)) if asked else np.ones(0, bool)
+        bad = list(itertools.compress(step.watched, ~finite)) or bad
+        return not finite.all()
 
     # What ranks run together none runs again alone; and their steps are all asked of everything.
     earlier = kept.is_first and not kept_steps.are_whole()
@@ -171,49 +170,47 @@ def _first(
         try:
             replicas.check_alone(graph.nodes)
             found = find_not_finite(graph, step)
+        except OutOfMemoryError:
+            raise
         except LazyRuntimeError:
-            return step, bad, ""
-        source = _source(found, step)
-        before = kept_steps.kept(source[0]) if source is not None else None
-        if source is None or before is None or before.canonical is None:
-            return step, bad, _began(found, step)
-        bad = [before.canonical.roots[source[1]]]
-        step = kept_steps.replay(before.number, lambda *_: False, earlier=earlier)
+            return step, bad, None
+        run, slot = _source(found, step)
+        before = kept_steps.kept(run.step) if run is not None else None
+        if run is None or before is None or before.canonical is None:
+            return step, bad, found
+        bad = [before.canonical.roots[run.order[slot]]]
+        step = kept_steps.replay(run.step, lambda *_: False, earlier=earlier)
 
 
-def _source(found: NotFinite, step: kept_steps.KeptStep) -> tuple[int, int] | None:
-    """Return the earlier step, and its result, that an infinity or NaN came from; None for no step."""
+def _source(found: NotFinite, step: KeptStep) -> tuple[Run | None, int]:
+    """Return the earlier step, and its result, that a NaN or infinity came from; None for no step."""
     # With NaN in the results, -inf of a mask that came in is no culprit.
     is_nan = any(counts.nan for counts in found.reached.values())
-    if any(origin.counts.nan or not is_nan for origin in found.origins):
-        return None
-    for leaf, counts in found.inputs.items():
-        run = step.sources[leaf.position][0]
-        if (counts.nan or not is_nan) and run.__class__ is Run:
-            return run.step, run.order[step.sources[leaf.position][1]]
-    return None
+    if not any(origin.counts.nan or not is_nan for origin in found.origins):
+        for leaf, counts in found.inputs.items():
+            run, slot = step.sources[leaf.position]
+            if (counts.nan or not is_nan) and run.__class__ is Run:
+                return run, slot
+    return None, 0
 
 
-def _gave(
-    step: int,
-    graph: Canonical | None,
-    record: CompiledGraph | None,
-    bad: Sequence[Value],
-) -> str:
-    roots = {value: k for k, value in enumerate(graph.roots if graph else ())}
+def _names(graph: Canonical | None, record: CompiledGraph | None) -> dict[Value, str]:
+    """Return what the user calls inputs and results."""
     snapshot = record.snapshot if record is not None else None
-    called = snapshot.root_names if snapshot is not None else {}
-    names = [
-        called[rank].text
-        if (rank := roots.get(value, -1)) in called
-        else type_text(value.shape, value.dtype)
-        for value in bad
-    ]
+    if graph is None or snapshot is None:
+        return {}
+    inputs, results = snapshot.leaf_names, snapshot.root_names
+    found: dict[Value, str] = {
+        x: inputs[k].text for k, x in enumerate(graph.data) if k in inputs
+    }
+    return found | {graph.roots[k]: name.text for k, name in results.items()}
+
+
+def _gave(number: int, names: Mapping[Value, str], bad: Sequence[Value]) -> str:
+    called = [names.get(v, type_text(v.shape, v.dtype)) for v in bad[:_MAX_NAMED]]
     more = f" and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
-    return (
-        f"step {step} gave {', '.join(names[:_MAX_NAMED])}{more} that "
-        f"{'is' if len(bad) == 1 else 'are'} not finite"
-    )
+    are = "is" if len(bad) == 1 else "are"
+    return f"step {number} gave {', '.join(called)}{more} that {are} not finite"
 
 
 def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]:
@@ -221,23 +218,23 @@ def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]
 
     Both by value, with the position among the results: losses, then weights, the smallest first.
     """
-    weights, gradients = _trained(step)
+    trained = _trained(step)
     losses: dict[Value, int] = {}
-    found: list[tuple[int, int, Value]] = []
+    weights: dict[Value, int] = {}
     for slot, rank in enumerate(plan.order):
         value = plan.graph.roots[rank]
-        if not (value.dtype.is_floating_point or value.dtype.is_complex):
-            continue
-        if value.first in _differentiated:
-            losses[value] = slot
-        elif slot in (weights or gradients):
-            found.append((nbytes_of(value), slot, value))
-    every = {value: slot for _, slot, value in sorted(found, key=itemgetter(0))}
-    return losses | dict(list(every.items())[:1]), losses | every
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            if value.first in _differentiated:
+                losses[value] = slot
+            elif slot in trained:
+                weights[value] = slot
+    smallest = sorted(weights, key=nbytes_of)
+    few = {value: weights[value] for value in smallest[:1]}
+    return losses | few, losses | {value: weights[value] for value in smallest}
 
 
-def _trained(step: int) -> tuple[set[int], set[int]]:
-    """Return which results of a step are weights, and which are gradients that no optimizer takes.
+def _trained(step: int) -> set[int]:
+    """Return which results of a step are weights; without any, gradients that no optimizer takes.
 
     What a program with an optimizer does with a gradient shows in its weights: a scaler of gradients
     leaves out steps in which some are not finite.
@@ -257,18 +254,11 @@ def _trained(step: int) -> tuple[set[int], set[int]]:
                 run, slot = made_in(state_of(unwrapped(tensor)).base)
                 if run.__class__ is Run and run.step == step:
                     found.add(slot)
-    return weights, set() if has_optimizer else gradients
+    return weights or (set() if has_optimizer else gradients)
 
 
-def _began(found: NotFinite, step: kept_steps.KeptStep) -> str:
+def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
     """Return in which op it began, with its line and operands, and which inputs had it."""
-    snapshot = step.record.snapshot if step.record is not None else None
-    names = {}
-    if snapshot is not None and step.canonical is not None:
-        graph, called = step.canonical, snapshot.leaf_names
-        names = {
-            leaf: called[k].text for k, leaf in enumerate(graph.data) if k in called
-        }
     came_in = ", ".join(
         f"{names.get(leaf, f'input {leaf.position}')} has {counts}"
         for leaf, counts in found.inputs.items()
@@ -287,18 +277,14 @@ def _began(found: NotFinite, step: kept_steps.KeptStep) -> str:
     forward = origin.backward.forward if origin.backward is not None else None
     if forward is not None and forward.site not in {None, origin.site}:
         where += f" (backward of {forward.site})"
-    return (
-        f" It begins with {first.counts} in {first.node.op.name}{where}{of}."
-        f"{f' {came_in}.' if came_in else ''}"
-    )
+    also = f" {came_in}." if came_in else ""
+    return f" It begins with {first.counts} in {first.node.op.name}{where}{of}.{also}"
 
 
 def _follow(value: object) -> None:
     _differentiated.clear()
-    if _note_losses in on_backward:
-        on_backward.remove(_note_losses)
-    if value:
-        on_backward.append(_note_losses)
+    on_backward[:] = [_note_losses] if value else []
+    deferred_asserts.on_read[:] = [_look] if value else []
     watch_results(watch if value else None)
     kept_steps.trim()
 
