@@ -218,7 +218,7 @@ def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]
 
     Both by value, with the position among the results: losses, then weights, the smallest first.
     """
-    trained = _trained(step)
+    trained, gradients = _trained(step)
     losses: dict[Value, int] = {}
     weights: dict[Value, int] = {}
     for slot, rank in enumerate(plan.order):
@@ -226,35 +226,39 @@ def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]
         if value.dtype.is_floating_point or value.dtype.is_complex:
             if value.first in _differentiated:
                 losses[value] = slot
-            elif slot in trained:
+            elif slot in (trained or gradients):
                 weights[value] = slot
     smallest = sorted(weights, key=nbytes_of)
-    few = {value: weights[value] for value in smallest[:1]}
+    # A gradient that no weight takes is gone with its step.
+    few = {value: weights[value] for value in smallest[: 1 if trained else None]}
     return losses | few, losses | {value: weights[value] for value in smallest}
 
 
-def _trained(step: int) -> set[int]:
-    """Return which results of a step are weights; without any, gradients that no optimizer takes.
+def _trained(step: int) -> tuple[set[int], set[int]]:
+    """Return which results of a step are weights, and which are gradients that no optimizer takes.
 
-    What a program with an optimizer does with a gradient shows in its weights: a scaler of gradients
-    leaves out steps in which some are not finite.
+    What an optimizer does with a gradient shows in weights: a scaler of gradients leaves out steps in
+    which some are not finite.
     """
     weights: set[int] = set()
-    gradients: set[int] = set()
-    has_optimizer = False
+    gradients: dict[int, int] = {}
+    taken: set[int] = set()
     for each in gc.get_objects():
         kind = type(each)
-        has_optimizer |= issubclass(kind, torch.optim.Optimizer)
-        if kind not in _TENSORS or not (
-            is_lazy(each) and each.requires_grad and each.is_leaf
-        ):
+        if issubclass(kind, torch.optim.Optimizer):
+            taken.update(id(p) for group in each.param_groups for p in group["params"])
+        if kind not in _TENSORS or not (is_lazy(each) and each.requires_grad):
             continue
-        for tensor, found in ((each, weights), (each.grad, gradients)):
+        for tensor in (each, each.grad) if each.is_leaf else ():
             if is_lazy(tensor):
                 run, slot = made_in(state_of(unwrapped(tensor)).base)
-                if run.__class__ is Run and run.step == step:
-                    found.add(slot)
-    return weights or (set() if has_optimizer else gradients)
+                if run.__class__ is not Run or run.step != step:
+                    continue
+                if tensor is each:
+                    weights.add(slot)
+                else:
+                    gradients[id(each)] = slot
+    return weights, {slot for key, slot in gradients.items() if key not in taken}
 
 
 def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
