@@ -88,7 +88,7 @@ def test_a_barrier_waits_for_the_answer_of_the_step_before_and_not_for_its_own(
             block(data)
 
     monkeypatch.setattr(Answer, "waited", [])
-    monkeypatch.setattr(finite_check, "_are_finite", lambda: ask)
+    monkeypatch.setattr(finite_check, "_are_finite", ask)
     monkeypatch.setattr(jax_compat, "block", wait_for)
     lazyrt.config.stop_at_nan = True
 
@@ -208,13 +208,13 @@ def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
 ):
     monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
     asked: list[int] = []
-    are_finite = finite_check._are_finite()
+    are_finite = finite_check._are_finite
 
     def ask(arrays):
         asked.append(sum(array.size for array in arrays))
         return are_finite(arrays)
 
-    monkeypatch.setattr(finite_check, "_are_finite", lambda: ask)
+    monkeypatch.setattr(finite_check, "_are_finite", ask)
     lazyrt.config.stop_at_nan = True
     list(small_training(6, root_and_bias))
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
+    from lazyrt.jax_compat import Array
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
@@ -51,15 +51,17 @@ _MAX_NAMED = 3
 _differentiated: set[Value] = set()
 
 
-@lru_cache(maxsize=1)
-def _are_finite() -> Any:
-    """Return what the device runs: whether each array is finite, as one execution."""
+@jax.jit
+def _finite(arrays: Sequence[Array]) -> Array:
     # A maximum takes four fifths of the time that `isfinite(...).all()` takes; NaN goes through it.
-    return jax.jit(
-        lambda arrays: jnp.stack(
-            [jnp.isfinite(jnp.abs(a).max(initial=0)) for a in arrays]
-        )
-    )
+    return jnp.stack([jnp.isfinite(jnp.abs(a).max(initial=0)) for a in arrays])
+
+
+def _are_finite(arrays: Sequence[Array]) -> Array:
+    """Return whether each array is finite, as one execution on the device."""
+    with jax_compat.scope():
+        found: Array = _finite(arrays)
+    return found
 
 
 def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
@@ -86,13 +88,13 @@ def _look(base: Buffer, *, is_loss: bool = False) -> None:
     with lock:
         kept = kept_steps.kept(run.step)
         is_weight = kept is not None and slot in kept.watched.values()
-        if (is_loss or is_weight) and not np.asarray(_ask([base.data])).all():
+        if (is_loss or is_weight) and not np.asarray(_are_finite([base.data])).all():
             graph = run.record.canonical if kept is None else kept.canonical
             bad = [graph.roots[run.order[slot]]] if graph is not None else []
             raise _error(run.step, _names(graph, run.record), bad, kept)
 
 
-def watch(plan: Plan, results: Sequence[Any], kept: KeptStep | None) -> None:
+def watch(plan: Plan, results: Sequence[Array], kept: KeptStep | None) -> None:
     """Ask of a step, once it is dispatched, whether its loss and its weights are finite."""
     step = pending.number - 1
     if not plan.watched:
@@ -101,21 +103,22 @@ def watch(plan: Plan, results: Sequence[Any], kept: KeptStep | None) -> None:
     watched, every = plan.watched
     if kept is not None:
         kept.watched, kept.updates = every, updates_of(step)
-        if kept.is_first:
-            watched = every
-    if not watched:
-        return
-
-    def judge(finite: np.ndarray[Any, Any]) -> NotFiniteError | None:
-        bad = list(itertools.compress(watched, ~finite))
-        return _error(step, _names(plan.graph, plan.record), bad, kept) if bad else None
-
-    deferred_asserts.watch(step, _ask([results[k] for k in watched.values()]), judge)
-
-
-def _ask(arrays: Sequence[Any]) -> Any:
-    with jax_compat.scope():
-        return _are_finite()(arrays)
+        watched = every if kept.is_first else watched
+    if watched:
+        deferred_asserts.watch(
+            step,
+            _are_finite([results[slot] for slot in watched.values()]),
+            lambda finite: (
+                _error(
+                    step,
+                    _names(plan.graph, plan.record),
+                    list(itertools.compress(watched, ~finite)),
+                    kept,
+                )
+                if not finite.all()
+                else None
+            ),
+        )
 
 
 def _error(
@@ -150,28 +153,24 @@ def _error(
     )
 
 
+def _find_bad(step: KeptStep, results: Sequence[Array]) -> list[Value]:
+    asked = [results[slot] for slot in step.watched.values()]
+    finite = np.asarray(_are_finite(asked)) if asked else np.ones(0, bool)
+    return list(itertools.compress(step.watched, ~finite))
+
+
 def _first(
     kept: KeptStep, bad: list[Value]
 ) -> tuple[KeptStep, list[Value], NotFinite | None]:
     """Return the step in which it began, what of its results is not finite, and a search for the op."""
-
-    def is_bad(step: KeptStep, results: Sequence[Any]) -> bool:
-        nonlocal bad
-        asked = [results[slot] for slot in step.watched.values()]
-        finite = np.asarray(_ask(asked)) if asked else np.ones(0, bool)
-        bad = list(itertools.compress(step.watched, ~finite)) or bad
-        return not finite.all()
-
     # What ranks run together none runs again alone; and their steps are all asked of everything.
     earlier = kept.is_first and not kept_steps.are_whole()
-    step = kept_steps.replay(kept.number, is_bad, earlier=earlier)
+    step, bad = kept_steps.replay(kept.number, bad, _find_bad, earlier=earlier)
     while True:
         graph = Graph(bad)
         try:
             replicas.check_alone(graph.nodes)
             found = find_not_finite(graph, step)
-        except OutOfMemoryError:
-            raise
         except LazyRuntimeError:
             return step, bad, None
         run, slot = _source(found, step)
@@ -179,7 +178,7 @@ def _first(
         if run is None or before is None or before.canonical is None:
             return step, bad, found
         bad = [before.canonical.roots[run.order[slot]]]
-        step = kept_steps.replay(run.step, lambda *_: False, earlier=earlier)
+        step, bad = kept_steps.replay(run.step, bad, lambda *_: [], earlier=earlier)
 
 
 def _source(found: NotFinite, step: KeptStep) -> tuple[Run | None, int]:

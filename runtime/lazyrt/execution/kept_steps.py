@@ -16,7 +16,7 @@ Everything here is called with the runtime's lock held.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.numbers import plural, size_text
 from lazyrt.config import config, follow
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Leaf, Value
+    from lazyrt.jax_compat import Array
 
-    RunAgain = Callable[[StepInputs], Sequence[Any]]
+    RunAgain = Callable[[StepInputs], Sequence[Array]]
     Source = tuple[int, int]  # number of a step, and of one of its results
     Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
 
@@ -48,8 +49,9 @@ class _Arrays:
     def __init__(self, keepers: dict[int, Buffer]) -> None:
         self._keepers = keepers
 
-    def __getitem__(self, position: int, /) -> Any:
-        return self._keepers[position].data
+    def __getitem__(self, position: int, /) -> Array:
+        data: Array = self._keepers[position].data
+        return data
 
 
 class KeptStep(StepInputs):
@@ -93,11 +95,12 @@ class KeptStep(StepInputs):
         self.sources = sources = pending.sources
         self.own: list[Buffer] = []
         self.own_bytes = 0
-        self.is_first, self._leaves = window.leaves(graph)
-        start = next(iter(window.steps), self.number)
+        steps = window.steps
+        self.is_first = all(step.canonical is not graph for step in steps.values())
+        self._leaves = {leaf.position: leaf for leaf in graph.data}
         for position, leaf in self._leaves.items():
             source = sources[position][0]
-            if source.__class__ is Run and source.step >= start:
+            if source.__class__ is Run and source.step in steps:
                 continue
             data = pending.inputs[position]
             keeper = window.keepers.get(id(data))
@@ -134,7 +137,7 @@ class KeptStep(StepInputs):
         leaves = self._leaves
         return {id(x.data): nbytes_of(leaves[k]) for k, x in self._keepers.items()}
 
-    def fill(self, results: Mapping[Source, Any]) -> list[int]:
+    def fill(self, results: Mapping[Source, Array]) -> list[int]:
         """Keep the inputs among some steps' results, too; return their positions."""
         made = {k: source for k, source in self.made.items() if source in results}
         for position, source in made.items():
@@ -179,7 +182,7 @@ class KeptStep(StepInputs):
         self.memo, self.memo_bytes = {}, 0
 
 
-def _keeper(leaf: Leaf, data: Any) -> Buffer:
+def _keeper(leaf: Leaf, data: Array) -> Buffer:
     """Return a buffer that keeps an input's data."""
     keeper = Buffer(None)
     keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
@@ -194,24 +197,12 @@ class Window:
         steps: By number, in their order.
         keepers: What they keep, by the identity of its data.
         nbytes: The size of that.
-        is_open: Whether steps may follow.
     """
 
     def __init__(self) -> None:
         self.steps: dict[int, KeptStep] = {}
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
-        self.is_open = True
-        self._graphs: dict[int, tuple[Canonical, dict[int, Leaf]]] = {}
-
-    def leaves(self, graph: Canonical) -> tuple[bool, dict[int, Leaf]]:
-        """Return the inputs of a graph, by position, and whether it is new to the window."""
-        known = self._graphs.get(id(graph))
-        if known is None:
-            leaves = {leaf.position: leaf for leaf in graph.data}
-            self._graphs[id(graph)] = graph, leaves
-            return True, leaves
-        return False, known[1]
 
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
@@ -286,9 +277,7 @@ def keep(
     if not count:
         return None
     most = 1 if are_whole() else _MOST_STEPS
-    window = _windows[-1] if _windows else Window()
-    if not window.is_open or len(window.steps) >= most:
-        window = Window()
+    window = _windows[-1] if _windows and len(_windows[-1].steps) < most else Window()
     step = KeptStep(graph, record, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
@@ -297,8 +286,6 @@ def keep(
         own = sum(step.sizes().values())
         if own > budget:
             _left_out = step.number, own
-            if _windows:
-                _windows[-1].is_open = False  # what this step makes, none makes again
             return None
         while _windows and (
             len(_windows) >= count or _nbytes(*_steps(), step) > budget
@@ -360,30 +347,36 @@ def kept_values() -> KeptValues:
 
 
 def replay(
-    number: int, is_bad: Callable[[KeptStep, Sequence[Any]], bool], *, earlier: bool
-) -> KeptStep:
-    """Run steps again up to the first bad one; return that, with all its inputs.
+    number: int,
+    bad: list[Value],
+    find_bad: Callable[[KeptStep, Sequence[Array]], list[Value]],
+    *,
+    earlier: bool,
+) -> tuple[KeptStep, list[Value]]:
+    """Run steps again up to the first bad one; return that, with all its inputs, and what is bad.
 
     Steps after it get what those before it have made, for `keep_from`.
 
     Args:
         number: Of a step that is known to be bad.
-        is_bad: Whether a step before that is, from its results.
+        bad: What of its results is.
+        find_bad: The same of a step before that.
         earlier: Whether to begin a window before the one in which it stands.
     """
     at = next(k for k, window in enumerate(_windows) if number in window.steps)
     windows = list(_windows)[max(0, at - earlier) :]
     steps = [step for window in windows for step in window.steps.values()]
     last = {source: step.number for step in steps for source in step.made.values()}
-    results: dict[Source, Any] = {}
+    results: dict[Source, Array] = {}
     found: KeptStep | None = None
     for step in steps:
         filled = step.fill(results)
         if found is not None:
             continue
         made = () if step.number == number else step.run(step)
-        if step.number == number or is_bad(step, made):
-            found = step
+        here = bad if step.number == number else find_bad(step, made)
+        if here:
+            found, bad = step, here
             continue
         step.let_go(filled)
         results |= {(step.number, slot): data for slot, data in enumerate(made)}
@@ -393,7 +386,7 @@ def replay(
             if last.get(source, -1) > step.number
         }
     assert found is not None
-    return found
+    return found, bad
 
 
 def keep_from(first: KeptStep) -> list[KeptStep]:
@@ -404,7 +397,6 @@ def keep_from(first: KeptStep) -> list[KeptStep]:
             step.release()
     window = Window()
     window.add(first)
-    window.is_open = False
     _windows.clear()
     _windows.append(window)
     return steps[::-1]

@@ -835,11 +835,11 @@ def patch_accelerator(
         setattr(torch.accelerator, peak, refused)
 
 
-on_backward: list[Callable[[Sequence[Any]], object]] = []
+on_backward: list[Callable[[list[torch.Tensor]], object]] = []
 """Called with the tensors that a backward pass is about to begin with."""
 
 
-def unwrapped(tensor: Any) -> Any:
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in a wrapper of functorch's."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
