@@ -576,7 +576,7 @@ def _listed(listing: str, whole: str, target: Target) -> Doc:
     help={
         "[EXPR]": "the ops where NaN and infinities begin, with the numbers that they were made "
         "of: in what is pending, or in a finished step whose inputs are kept",
-        "on|off": "end a loop at the first step whose loss or gradients are not finite",
+        "on|off": "end a loop at the first step whose loss or weights are not finite",
     },
     topic=PENDING,
     offers=lambda at: () if at.given else (*views.graphs(at), "off", "on"),
@@ -587,7 +587,7 @@ def _nan(asked: Command) -> Doc:
     if asked.rest in {"on", "off"}:
         config, is_on = asked.runtime.config, asked.rest == "on"
         config.set("stop_at_nan", value=is_on, origin=f"%lazy nan {asked.rest}")
-        what = "the first step whose loss or gradients are not finite"
+        what = "the first step whose loss or weights are not finite"
         said = f"A loop ends at {what}." if is_on else f"Loops go on after {what}."
         return Doc([Sentence(said)])
     return numerics.of_target(

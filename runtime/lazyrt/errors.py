@@ -12,7 +12,7 @@ LazyRuntimeError (RuntimeError)
 ├── TooManyGraphsError                   more graphs than `torch_xla.compile` was allowed
 ├── ArgumentCheckError (ValueError)      a value that torch refuses, found once its step has run
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
-├── NotFiniteError (FloatingPointError)  a step's loss or gradients, where `stop_at_nan` is on
+├── NotFiniteError (FloatingPointError)  a step's loss or weights, where `stop_at_nan` is on
 ├── OutOfMemoryError (MemoryError)       the device has no room; also a torch.OutOfMemoryError
 └── DeviceError                          tensors of another device or layout in a lazy op
 ```
@@ -106,7 +106,7 @@ class LostValueError(LazyRuntimeError):
 
 
 class NotFiniteError(LazyRuntimeError, FloatingPointError):
-    """A loss or a gradient of a step is not finite, and `config.stop_at_nan` is on."""
+    """A loss or a weight of a step is not finite, and `config.stop_at_nan` is on."""
 
 
 class OutOfMemoryError(LazyRuntimeError, torch.OutOfMemoryError, MemoryError):

@@ -264,15 +264,18 @@ def test_diff_last_and_an_explanation_have_one_neighbour(lab):
 
 def test_nan_on_ends_a_loop_and_shows_where_it_began(lab, capsys):
     assert "first step whose loss" in printed(lab, "%lazy nan on")
+    run(lab, "w = torch.ones(1, device='lazyrt', requires_grad=True)")
     try:
-        run(lab, "loss = (x - 2).log().sum()\nlazyrt.mark_step()")
+        run(
+            lab, "loss = (w * (x - 2).log()).sum()\nloss.backward()\nlazyrt.mark_step()"
+        )
         raised = capsys.readouterr().out
         shown = printed(lab, "%lazy nan loss")
     finally:
         run(lab, "%lazy nan off\n%lazy drop")
 
     assert "NotFiniteError" in raised
-    assert "It begins with 6 NaN in aten.log.default at cell 5 line 1" in raised
+    assert "It begins with 6 NaN in aten.log.default at cell 6 line 1" in raised
     assert "aten.log.default" in shown
     assert lazyrt.config.stop_at_nan is False
 
@@ -280,7 +283,11 @@ def test_nan_on_ends_a_loop_and_shows_where_it_began(lab, capsys):
 def test_nan_without_a_name_is_that_of_the_step_that_ended_the_loop(lab):
     run(lab, "%lazy nan on")
     try:
-        run(lab, "loss = (x - 2).log().sum()\nlazyrt.mark_step()\nlazyrt.wait()")
+        run(lab, "w = torch.ones(1, device='lazyrt', requires_grad=True)")
+        run(
+            lab, "loss = (w * (x - 2).log()).sum()\nloss.backward()\nlazyrt.mark_step()"
+        )
+        run(lab, "lazyrt.wait()")
         shown = printed(lab, "%lazy nan")
     finally:
         run(lab, "%lazy nan off")

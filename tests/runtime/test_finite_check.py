@@ -1,4 +1,4 @@
-"""A loop ends at the first step whose loss or gradients are not finite, and the step is still there."""
+"""A loop ends at the first step whose loss or weights are not finite, and the step is still there."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -88,7 +88,7 @@ def test_a_barrier_waits_for_the_answer_of_the_step_before_and_not_for_its_own(
             block(data)
 
     monkeypatch.setattr(Answer, "waited", [])
-    monkeypatch.setattr(finite_check, "_are_finite", lambda: ask)
+    monkeypatch.setattr(finite_check, "_are_finite", ask)
     monkeypatch.setattr(jax_compat, "block", wait_for)
     lazyrt.config.stop_at_nan = True
 
@@ -183,11 +183,155 @@ def test_steps_that_ranks_run_together_keep_all_their_inputs(monkeypatch):
     assert all(copied[1:])
 
 
+def small_training(steps, loss_of, *, at=-1, update=True):
+    """Train a row of a table and a bias; the loss is told whether its step is the bad one."""
+    table = torch.nn.Parameter(torch.ones(4, 2).to("lazyrt"))
+    bias = torch.nn.Parameter(torch.ones(1).to("lazyrt"))
+    optimizer = torch.optim.Adam([table, bias]) if update else None
+    for k in range(steps):
+        yield table
+        table.grad = bias.grad = None
+        factor = torch.tensor([0.0 if k == at else 1.0]).to("lazyrt")
+        row = torch.tensor([3 if k == at else 0]).to("lazyrt")
+        loss_of(table[row] * factor, bias).backward()
+        if optimizer is not None:
+            optimizer.step()
+        lazyrt.mark_step()
+
+
+def root_and_bias(rows, bias):
+    return rows.square().sum().sqrt() + bias.square().sum()
+
+
+def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
+    monkeypatch,
+):
+    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
+    asked: list[int] = []
+    are_finite = finite_check._are_finite
+
+    def ask(arrays):
+        asked.append(sum(array.size for array in arrays))
+        return are_finite(arrays)
+
+    monkeypatch.setattr(finite_check, "_are_finite", ask)
+    lazyrt.config.stop_at_nan = True
+    list(small_training(6, root_and_bias))
+
+    assert asked == [9, 1, 1, 1, 9, 1]
+
+
+def test_a_row_that_no_later_batch_reads_ends_the_loop_with_the_window(monkeypatch):
+    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 6)
+    lazyrt.config.stop_at_nan = True
+    seen: list[Any] = []
+
+    with pytest.raises(NotFiniteError, match=", seen after step") as caught:
+        seen.extend(t for t in small_training(12, root_and_bias, at=2))
+
+    assert len(seen) == 7
+    assert "(backward of test_finite_check.py:" in str(caught.value)
+    assert seen[0].isfinite().all()
+    assert kept_steps.kept_values().steps[0] == int(str(caught.value).split()[1])
+
+
+def test_weights_that_are_not_finite_cannot_be_read_or_saved():
+    lazyrt.config.stop_at_nan = True
+    (table,) = {id(t): t for t in small_training(4, root_and_bias, at=2)}.values()
+
+    with pytest.raises(NotFiniteError, match="gave table"):
+        table.detach().cpu()
+
+    assert table.isfinite().all()
+
+
+def test_gradients_count_where_no_optimizer_takes_them():
+    lazyrt.config.stop_at_nan = True
+
+    with pytest.raises(NotFiniteError, match=r"gave table\.grad"):
+        list(small_training(5, root_and_bias, at=2, update=False))
+
+
+def scaled_training(steps, scaler):
+    """Train in half precision with a scaler of gradients that overflow at first."""
+    model = torch.nn.Linear(4, 1).to("lazyrt")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("lazyrt", dtype=torch.float16):
+            loss = model(torch.ones(2, 4).to("lazyrt")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        scaler.step(optimizer)
+        scaler.update()
+    return norms
+
+
+def test_steps_that_a_gradient_scaler_leaves_out_are_no_reason_to_stop():
+    lazyrt.config.stop_at_nan = True
+
+    norms = scaled_training(6, torch.amp.GradScaler("lazyrt", init_scale=2.0**18))
+
+    assert not norms[0].isfinite()
+    assert norms[-1].isfinite()
+
+
+def test_a_metric_that_is_not_finite_is_no_reason_to_stop():
+    lazyrt.config.stop_at_nan = True
+    metrics: list[Any] = []
+
+    def loss(rows, bias):
+        found = root_and_bias(rows, bias)
+        metrics.append((found.detach() * 0).log())
+        return found
+
+    list(small_training(4, loss))
+    lazyrt.wait()
+
+    assert all(metric.isinf() for metric in metrics)
+
+
+def test_a_loss_that_was_read_is_looked_at_when_backward_begins():
+    def loss(rows, bias):
+        found = (rows.log() * 0).sum() + bias.sum()
+        found.item()
+        return found
+
+    lazyrt.config.stop_at_nan = True
+    with pytest.raises(NotFiniteError, match=r"in aten\.log\.default"):
+        list(small_training(4, loss, at=2))
+
+
+def test_a_bad_gradient_that_is_accumulated_leads_to_the_step_that_made_it():
+    weight = torch.nn.Parameter(torch.ones(2).to("lazyrt"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    lazyrt.config.stop_at_nan = True
+
+    def train():
+        for k in range(8):
+            factor = torch.tensor(0.0 if k == 5 else 1.0).to("lazyrt")
+            (weight * factor).square().sum().sqrt().backward()
+            if k % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            lazyrt.mark_step()
+        lazyrt.wait()
+
+    with pytest.raises(NotFiniteError) as caught:
+        train()
+
+    last = max(record.last_step for record in lazyrt.compiled_graphs())
+    assert str(caught.value).startswith(f"step {last - 2} gave weight.grad that is")
+    assert weight.isfinite().all()
+
+
 def test_where_steps_cannot_run_again_for_memory_the_error_says_so(monkeypatch):
-    def refuse(_):
+    def refuse(*_, **__):
         raise OutOfMemoryError("it needs 9 GiB, and 1 GiB is available.", needed=9)
 
-    monkeypatch.setattr(kept_steps, "since", refuse)
+    monkeypatch.setattr(kept_steps, "replay", refuse)
     lazyrt.config.stop_at_nan = True
 
     with pytest.raises(NotFiniteError, match="tensors are as after it: running the"):
@@ -196,16 +340,18 @@ def test_where_steps_cannot_run_again_for_memory_the_error_says_so(monkeypatch):
 
 def go_on(weight, seen):
     loss = (weight * torch.tensor([1.0, -1.0]).to("lazyrt").log()).sum()
-    weight.mul_(loss)
-    for _ in range(3):
-        lazyrt.mark_step()
-        seen += 1
-        weight += 1
+    loss.backward()
+    with torch.no_grad():
+        weight.mul_(loss)
+        for _ in range(3):
+            lazyrt.mark_step()
+            seen += 1
+            weight += 1
 
 
 def test_the_later_step_and_what_is_pending_are_taken_back_too():
     lazyrt.config.stop_at_nan = True
-    weight = torch.ones(2, device="lazyrt")
+    weight = torch.ones(2, device="lazyrt", requires_grad=True)
     seen = torch.zeros(1, device="lazyrt")
     lazyrt.mark_step()
 
@@ -214,7 +360,7 @@ def test_the_later_step_and_what_is_pending_are_taken_back_too():
 
     assert not lazyrt.pending_graph().nodes
     last = kept_steps.kept_values().steps[-1]
-    assert str(caught.value).startswith(f"step {last} gave loss that is not finite")
+    assert str(caught.value).startswith(f"step {last} gave loss, weight that are")
     assert weight.tolist() == [1.0, 1.0]
     assert seen.tolist() == [0.0]
 
@@ -261,10 +407,11 @@ def test_a_causal_mask_is_no_reason_to_stop():
 
 def test_a_step_larger_than_the_budget_has_run_and_says_so():
     lazyrt.config.stop_at_nan = True
-    x = torch.full((4,), -1.0).to("lazyrt")
+    x = torch.full((4,), -1.0).to("lazyrt").requires_grad_()
 
     with lazyrt.config.scoped(keep_values_bytes=1):
         loss = x.log().sum()
+        loss.backward()
         with pytest.raises(NotFiniteError, match="more than config"):
             loss.item()
 

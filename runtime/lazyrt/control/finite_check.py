@@ -1,19 +1,23 @@
-"""Stopping at the first step whose loss or gradients are not finite (`config.stop_at_nan`).
+"""Stopping at the first step whose loss or weights are not finite (`config.stop_at_nan`).
 
-One execution after each step asks whether its results are finite, and nobody waits for it: the next
-step is recorded and dispatched meanwhile. Inputs of both are kept or can be made again (`kept_steps`),
-so when the answer is no, tensors are given back what they held before the step, and the ops behind the
-NaN can be computed.
+A gradient that is not finite makes weights, and those nearly always the next loss and all gradients. So
+each step is asked of its loss and its smallest weight, and once in a window of steps (`kept_steps`) of
+all its weights. Nobody waits for the answer: the next step is recorded and dispatched meanwhile. When it
+is no, the steps of the window run again, and each is asked of everything. Tensors are given back what they
+held before the first bad one, and the ops behind the NaN can be computed.
 """
 
 from __future__ import annotations
 
 import contextlib
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+import gc
+import itertools
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import torch
 
 from lazyrt import jax_compat
 from lazyrt.config import config, follow
@@ -22,163 +26,269 @@ from lazyrt.errors import LazyRuntimeError, NotFiniteError, OutOfMemoryError
 from lazyrt.execution import deferred_asserts, kept_steps, replicas
 from lazyrt.execution.executor import watch_results
 from lazyrt.execution.graph import Graph
+from lazyrt.execution.graph_registry import Run
 from lazyrt.execution.inspection import find_not_finite
-from lazyrt.ir.live import lock, pending
-from lazyrt.ir.node import type_text
+from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.torch_compat import is_lazy, on_backward, unwrapped
+from lazyrt.ir.live import lock, made_in, pending
+from lazyrt.ir.node import iter_values, nbytes_of, type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    import numpy as np
-
-    from lazygraph.snapshot import Name
-    from lazyrt.control.rollback import Updates
     from lazyrt.execution.executor import Plan
+    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.execution.inspection import NotFinite
+    from lazyrt.execution.kept_steps import KeptStep
+    from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
+    from lazyrt.jax_compat import Array
 
-# What training reads, in this order: a mask of -inf that a program keeps is none of it. NaN in a
-# gradient goes on into its parameter, which is asked of only where a step keeps no gradients.
-_HOLDERS = ("gradient", "module")
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
-_UNKNOWN = "Where that began is not known, and tensors are as after it"
+# What backward passes of the pending step began with, and the numbers that it was made of.
+_differentiated: set[Value] = set()
 
 
-@lru_cache(maxsize=1)
-def _are_finite() -> Any:
-    """Return what the device runs: whether each array is finite, as one execution."""
+@jax.jit
+def _finite(arrays: Sequence[Array]) -> Array:
     # A maximum takes four fifths of the time that `isfinite(...).all()` takes; NaN goes through it.
-    return jax.jit(
-        lambda arrays: jnp.stack(
-            [jnp.isfinite(jnp.abs(a).max(initial=0)) for a in arrays]
+    return jnp.stack([jnp.isfinite(jnp.abs(a).max(initial=0)) for a in arrays])
+
+
+def _are_finite(arrays: Sequence[Array]) -> Array:
+    """Return whether each array is finite, as one execution on the device."""
+    with jax_compat.scope():
+        found: Array = _finite(arrays)
+    return found
+
+
+def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
+    """Note what a backward pass begins with; look at what a step before has made of that."""
+    with lock:
+        bases = [state_of(output).base for output in outputs]
+        stack = [base.value for base in bases if base.value is not None]
+        while stack:
+            value = stack.pop()
+            if value.first not in _differentiated:
+                _differentiated.add(value.first)
+                args = () if value.node is None else iter_values(value.node.args)
+                stack += [each for each in args if all(n == 1 for n in each.shape)]
+        for base in bases:
+            if isinstance(base.data, jax.Array) and base.data.size == 1:
+                _look(base, is_loss=True)
+
+
+def _look(base: Buffer, *, is_loss: bool = False) -> None:
+    """Raise if a loss, or weights that are read, are not finite."""
+    run, slot = made_in(base)
+    if base.is_pending or run.__class__ is not Run or not base.data.is_ready():
+        return
+    with lock:
+        kept = kept_steps.kept(run.step)
+        is_weight = kept is not None and slot in kept.watched.values()
+        if (is_loss or is_weight) and not np.asarray(_are_finite([base.data])).all():
+            graph = run.record.canonical if kept is None else kept.canonical
+            bad = [graph.roots[run.order[slot]]] if graph is not None else []
+            raise _error(run.step, _names(graph, run.record), bad, kept)
+
+
+def watch(plan: Plan, results: Sequence[Array], kept: KeptStep | None) -> None:
+    """Ask of a step, once it is dispatched, whether its loss and its weights are finite."""
+    step = pending.number - 1
+    if not plan.watched:
+        plan.watched.extend(_watched(plan, step))
+    _differentiated.clear()
+    watched, every = plan.watched
+    if kept is not None:
+        kept.watched, kept.updates = every, updates_of(step)
+        watched = every if kept.is_first else watched
+    if watched:
+        deferred_asserts.watch(
+            step,
+            _are_finite([results[slot] for slot in watched.values()]),
+            lambda finite: (
+                _error(
+                    step,
+                    _names(plan.graph, plan.record),
+                    list(itertools.compress(watched, ~finite)),
+                    kept,
+                )
+                if not finite.all()
+                else None
+            ),
         )
+
+
+def _error(
+    number: int, names: Mapping[Value, str], bad: list[Value], kept: KeptStep | None
+) -> NotFiniteError:
+    """Go back to before the first bad step, and return what to raise, with the op in which it began."""
+    deferred_asserts.forget()  # later steps computed with it
+    why = (
+        f"its inputs are more than config.keep_values_bytes ({config.keep_values_bytes:,}). "
+        "Raise the setting"
+    )
+    with lock, contextlib.suppress(OutOfMemoryError):
+        if kept is not None and kept.canonical is not None:
+            why = "running the steps before it again takes too much memory. Take smaller batches"
+            first, bad, found = _first(kept, bad)
+            names = _names(first.canonical, first.record)
+            began = _began(found, names) if found is not None else ""
+            seen = f", seen after step {number}" if first.number < number else ""
+            later = kept_steps.keep_from(first)
+            undone = [done for each in later for done in each.updates]
+            go_back(later, undone, f"config.stop_at_nan, after step {number},")
+            for each in later[:-1]:
+                each.release()
+            return NotFiniteError(
+                f"{_gave(first.number, names, bad)}{seen}.{began} Weights, and what else the step has "
+                "overwritten, are as before it; later work is dropped. %lazy nan shows the rest; "
+                "config.stop_at_nan = False lets such steps run."
+            )
+    return NotFiniteError(
+        f"{_gave(number, names, bad)}. Where that began is not known, and tensors are as after it: "
+        f"{why}, and run the cell again."
     )
 
 
-class FiniteCheck:
-    """Asks of each step, once it is dispatched, whether its results are finite.
+def _find_bad(step: KeptStep, results: Sequence[Array]) -> list[Value]:
+    asked = [results[slot] for slot in step.watched.values()]
+    finite = np.asarray(_are_finite(asked)) if asked else np.ones(0, bool)
+    return list(itertools.compress(step.watched, ~finite))
 
-    Attributes:
-        updates: What optimizers have done in the steps that have no answer yet.
+
+def _first(
+    kept: KeptStep, bad: list[Value]
+) -> tuple[KeptStep, list[Value], NotFinite | None]:
+    """Return the step in which it began, what of its results is not finite, and a search for the op."""
+    # What ranks run together none runs again alone; and their steps are all asked of everything.
+    earlier = kept.is_first and not kept_steps.are_whole()
+    step, bad = kept_steps.replay(kept.number, bad, _find_bad, earlier=earlier)
+    while True:
+        graph = Graph(bad)
+        try:
+            replicas.check_alone(graph.nodes)
+            found = find_not_finite(graph, step)
+        except LazyRuntimeError:
+            return step, bad, None
+        run, slot = _source(found, step)
+        before = kept_steps.kept(run.step) if run is not None else None
+        if run is None or before is None or before.canonical is None:
+            return step, bad, found
+        bad = [before.canonical.roots[run.order[slot]]]
+        step, bad = kept_steps.replay(run.step, bad, lambda *_: [], earlier=earlier)
+
+
+def _source(found: NotFinite, step: KeptStep) -> tuple[Run | None, int]:
+    """Return the earlier step, and its result, that a NaN or infinity came from; None for no step."""
+    # With NaN in the results, -inf of a mask that came in is no culprit.
+    is_nan = any(counts.nan for counts in found.reached.values())
+    if not any(origin.counts.nan or not is_nan for origin in found.origins):
+        for leaf, counts in found.inputs.items():
+            run, slot = step.sources[leaf.position]
+            if (counts.nan or not is_nan) and run.__class__ is Run:
+                return run, slot
+    return None, 0
+
+
+def _names(graph: Canonical | None, record: CompiledGraph | None) -> dict[Value, str]:
+    """Return what the user calls inputs and results."""
+    snapshot = record.snapshot if record is not None else None
+    if graph is None or snapshot is None:
+        return {}
+    inputs, results = snapshot.leaf_names, snapshot.root_names
+    found: dict[Value, str] = {
+        x: inputs[k].text for k, x in enumerate(graph.data) if k in inputs
+    }
+    return found | {graph.roots[k]: name.text for k, name in results.items()}
+
+
+def _gave(number: int, names: Mapping[Value, str], bad: Sequence[Value]) -> str:
+    called = [names.get(v, type_text(v.shape, v.dtype)) for v in bad[:_MAX_NAMED]]
+    more = f" and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
+    are = "is" if len(bad) == 1 else "are"
+    return f"step {number} gave {', '.join(called)}{more} that {are} not finite"
+
+
+def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]:
+    """Return what each step of a plan is asked of, and all that tells whether it is finite.
+
+    Both by value, with the position among the results: losses, then weights, the smallest first.
     """
-
-    def __init__(self) -> None:
-        self.updates: list[tuple[int, Updates]] = []
-        self._known: tuple[Plan, dict[Value, int]] | None = None
-
-    def watch(
-        self, plan: Plan, results: Sequence[Any], kept: kept_steps.KeptStep | None
-    ) -> None:
-        """Ask of a step's loss, gradients and parameters, all in one execution."""
-        if self._known is None or self._known[0] is not plan:
-            self._known = plan, _watched(plan)
-        watched = self._known[1]
-        step = pending.number - 1
-        self.updates = [*self.updates[-1:], (step, updates_of(step))]
-        if not watched:
-            return
-        with jax_compat.scope():
-            answers = _are_finite()([results[slot] for slot in watched.values()])
-
-        def judge(finite: np.ndarray[Any, Any]) -> NotFiniteError | None:
-            bad = [
-                value for value, fine in zip(watched, finite, strict=True) if not fine
-            ]
-            return self._error(step, plan, bad, kept) if bad else None
-
-        deferred_asserts.watch(step, answers, judge)
-
-    def _error(
-        self,
-        step: int,
-        plan: Plan,
-        bad: list[Value],
-        kept: kept_steps.KeptStep | None,
-    ) -> NotFiniteError:
-        """Go back to before a step, and return what to raise, with the op in which it began."""
-        called = {plan.graph.roots[k]: name.text for k, name in _names(plan).items()}
-        names = [called.get(v, type_text(v.shape, v.dtype)) for v in bad]
-        more = f" and {len(bad) - _MAX_NAMED} more" if len(bad) > _MAX_NAMED else ""
-        what = (
-            f"step {step} gave {', '.join(names[:_MAX_NAMED])}{more} that "
-            f"{'is' if len(bad) == 1 else 'are'} not finite"
-        )
-        deferred_asserts.forget()  # later steps computed with it
-        with lock:
-            if kept is None or kept.canonical is None:
-                return NotFiniteError(
-                    f"{what}. {_UNKNOWN}: its inputs are more than config.keep_values_bytes "
-                    f"({config.keep_values_bytes:,}). Raise the setting, and run the cell again."
-                )
-            try:
-                later = kept_steps.since(step)
-            except OutOfMemoryError as error:
-                return NotFiniteError(
-                    f"{what}. {_UNKNOWN}: running the steps before it again takes too much memory "
-                    f"({error.args[0].splitlines()[0]}) Take smaller batches, and run the cell again."
-                )
-            began = ""
-            with contextlib.suppress(
-                LazyRuntimeError
-            ):  # an op that all replicas run together
-                graph = Graph(bad)
-                replicas.check_alone(graph.nodes)
-                began = _began(find_not_finite(graph, kept))
-            undone = [
-                done for number, each in self.updates if number >= step for done in each
-            ]
-            go_back(later, undone, f"config.stop_at_nan, after step {step},")
-            for each in later[:-1]:
-                kept_steps.drop(each)
-        return NotFiniteError(
-            f"{what}.{began} Weights, and what else the step has overwritten, are as before it; later "
-            "work is dropped. %lazy nan shows the rest; config.stop_at_nan = False lets such steps "
-            "run."
-        )
-
-
-def _names(plan: Plan) -> dict[int, Name]:
-    snapshot = plan.record.snapshot if plan.record is not None else None
-    return dict(snapshot.root_names) if snapshot is not None else {}
-
-
-def _watched(plan: Plan) -> dict[Value, int]:
-    """Return the results to ask of, with their positions: losses are those of one element."""
-    names = _names(plan)
+    trained, gradients = _trained(step)
     losses: dict[Value, int] = {}
-    held: dict[str, dict[Value, int]] = {holder: {} for holder in _HOLDERS}
+    weights: dict[Value, int] = {}
     for slot, rank in enumerate(plan.order):
-        value, name = plan.graph.roots[rank], names.get(rank)
-        if not (value.dtype.is_floating_point or value.dtype.is_complex):
+        value = plan.graph.roots[rank]
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            if value.first in _differentiated:
+                losses[value] = slot
+            elif slot in (trained or gradients):
+                weights[value] = slot
+    smallest = sorted(weights, key=nbytes_of)
+    # A gradient that no weight takes is gone with its step.
+    few = {value: weights[value] for value in smallest[: 1 if trained else None]}
+    return losses | few, losses | {value: weights[value] for value in smallest}
+
+
+def _trained(step: int) -> tuple[set[int], set[int]]:
+    """Return which results of a step are weights, and which are gradients that no optimizer takes.
+
+    What an optimizer does with a gradient shows in weights: a scaler of gradients leaves out steps in
+    which some are not finite.
+    """
+    weights: set[int] = set()
+    gradients: dict[int, int] = {}
+    taken: set[int] = set()
+    for each in gc.get_objects():
+        kind = type(each)
+        if issubclass(kind, torch.optim.Optimizer):
+            taken.update(id(p) for group in each.param_groups for p in group["params"])
+        if kind not in _TENSORS or not (is_lazy(each) and each.requires_grad):
             continue
-        if all(size == 1 for size in value.shape):
-            losses[value] = slot
-        elif name is not None and name.holder in held:
-            held[name.holder][value] = slot
-    return losses | next(filter(None, held.values()), {})
+        for tensor in (each, each.grad) if each.is_leaf else ():
+            if is_lazy(tensor):
+                run, slot = made_in(state_of(unwrapped(tensor)).base)
+                if run.__class__ is not Run or run.step != step:
+                    continue
+                if tensor is each:
+                    weights.add(slot)
+                else:
+                    gradients[id(each)] = slot
+    return weights, {slot for key, slot in gradients.items() if key not in taken}
 
 
-def _began(found: NotFinite) -> str:
-    """Return in which op it began, with its line and operands; empty where no op is to blame."""
+def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
+    """Return in which op it began, with its line and operands, and which inputs had it."""
+    came_in = ", ".join(
+        f"{names.get(leaf, f'input {leaf.position}')} has {counts}"
+        for leaf, counts in found.inputs.items()
+    )
     if not found.origins:
-        inputs = ", ".join(
-            f"input {leaf.position} has {n}" for leaf, n in found.inputs.items()
-        )
-        return f" It came in: {inputs}." if inputs else ""
+        return f" It came in: {came_in}." if came_in else ""
     first = found.origins[0]
-    at = first.node.provenance.site
+    origin = first.node.provenance
     operands = [
         f"{type_text(each.value.shape, each.value.dtype)} from {each.summary.low:.4g} to "
         f"{each.summary.high:.4g}{f' with {each.summary.not_finite}' if any(each.summary.not_finite) else ''}"
         for each in first.operands
     ]
     of = f" of {'; '.join(operands)}" if operands else ""
-    where = f" at {at}" if at is not None else ""
-    return f" It begins with {first.counts} in {first.node.op.name}{where}{of}."
+    where = f" at {origin.site}" if origin.site is not None else ""
+    forward = origin.backward.forward if origin.backward is not None else None
+    if forward is not None and forward.site not in {None, origin.site}:
+        where += f" (backward of {forward.site})"
+    also = f" {came_in}." if came_in else ""
+    return f" It begins with {first.counts} in {first.node.op.name}{where}{of}.{also}"
 
 
 def _follow(value: object) -> None:
-    watch_results(FiniteCheck().watch if value else None)
+    _differentiated.clear()
+    on_backward[:] = [_note_losses] if value else []
+    deferred_asserts.on_read[:] = [_look] if value else []
+    watch_results(watch if value else None)
     kept_steps.trim()
 
 

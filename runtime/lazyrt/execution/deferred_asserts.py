@@ -40,6 +40,8 @@ class _Check:
 
 
 _checks: list[_Check] = []
+on_read: list[Callable[[Buffer], object]] = []
+"""Called with what has been read for the program, once that is there."""
 
 
 def defer(
@@ -87,7 +89,11 @@ def waiting() -> list[Buffer]:
 
 
 def raise_failed(
-    *, wait: bool = False, through: int = -1, only_watched: bool = False
+    *,
+    wait: bool = False,
+    through: int = -1,
+    only_watched: bool = False,
+    read: Buffer | None = None,
 ) -> None:
     """Raise the error of the first check that did not pass.
 
@@ -95,10 +101,14 @@ def raise_failed(
         wait: Wait for checks that still run; otherwise only those are looked at that are done.
         through: Wait for those that `watch` added for the steps up to this one.
         only_watched: Look at no others.
+        read: What has been read.
 
     Raises:
         Exception: What was to be raised for it; what is pending stays so.
     """
+    if read is not None:
+        for look in on_read:
+            look(read)
     if not _checks:
         return
     failed: list[Exception] = []

@@ -168,6 +168,8 @@ class Plan:
             another call site; empty elsewhere.
         equals: The nodes recorded first, at whichever call site, that equal its own; empty until
             somebody asks.
+        watched: Which results `config.stop_at_nan` asks of in each step, and in some steps, with
+            their positions; empty until it does.
     """
 
     executable: Any
@@ -186,6 +188,7 @@ class Plan:
     placements: Sequence[Any] | None = None
     again: tuple[Value, ...] = ()
     equals: set[Node | None] = field(default_factory=set)
+    watched: list[dict[Value, int]] = field(default_factory=list)
 
     def has(self, node: Node) -> bool:
         """Return whether a node of this call site, or one that computes the same, is in the graph."""

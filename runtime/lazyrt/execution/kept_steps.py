@@ -16,23 +16,29 @@ Everything here is called with the runtime's lock held.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.numbers import plural, size_text
 from lazyrt.config import config, follow
 from lazyrt.execution import copy_on_donate, replicas
 from lazyrt.execution.graph_registry import Run
 from lazyrt.ir.live import Buffer, StepInputs, lock, made_in, pending
+from lazyrt.ir.node import nbytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    import weakref
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
 
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Leaf
+    from lazyrt.ir.node import Leaf, Value
+    from lazyrt.jax_compat import Array
 
-    RunAgain = Callable[[StepInputs], Sequence[Any]]
+    RunAgain = Callable[[StepInputs], Sequence[Array]]
     Source = tuple[int, int]  # number of a step, and of one of its results
+    Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
 
 _MOST_STEPS = 100  # of a window
 
@@ -43,8 +49,9 @@ class _Arrays:
     def __init__(self, keepers: dict[int, Buffer]) -> None:
         self._keepers = keepers
 
-    def __getitem__(self, position: int, /) -> Any:
-        return self._keepers[position].data
+    def __getitem__(self, position: int, /) -> Array:
+        data: Array = self._keepers[position].data
+        return data
 
 
 class KeptStep(StepInputs):
@@ -61,9 +68,11 @@ class KeptStep(StepInputs):
         canonical: Its graph; None once the inputs were let go.
         record: What is known of its executable.
         run: Runs it again.
-        copied_bytes: Size of the inputs whose memory its results took, of which it has copies.
         own: What keeps those of its inputs that no step before it in the window has kept.
         own_bytes: Their size.
+        is_first: Whether no step before it in the window has run the same graph.
+        watched: Which of its results tell whether it is finite, with their positions.
+        updates: What optimizers have done in it.
     """
 
     def __init__(
@@ -78,32 +87,29 @@ class KeptStep(StepInputs):
         self.canonical: Canonical | None = graph
         self.record = record
         self.run = run
+        self.watched: Mapping[Value, int] = {}
+        self.updates: Updates = ()
         self.floats, self.ints, self.rng = pending.floats, pending.ints, pending.rng
         self._keepers: dict[int, Buffer] = {}
-        self._owners, self._sources = pending.owners, pending.sources
+        self._owners, self._donated = pending.owners, donated
+        self.sources = sources = pending.sources
         self.own: list[Buffer] = []
-        steps, inputs = window.steps, pending.inputs
-        before = next(reversed(steps.values()), None) or _latest()
-        self._sizes: dict[int, int] = (
-            before._sizes
-            if before is not None and before.canonical is graph
-            else {x.position: inputs[x.position].nbytes for x in graph.data}
-        )
-        self.own_bytes = self.copied_bytes = 0
-        for leaf in graph.data:
-            position = leaf.position
-            source = self._sources[position][0]
-            if steps and source.__class__ is Run and source.step in steps:
+        self.own_bytes = 0
+        steps = window.steps
+        self.is_first = all(step.canonical is not graph for step in steps.values())
+        self._leaves = {leaf.position: leaf for leaf in graph.data}
+        for position, leaf in self._leaves.items():
+            source = sources[position][0]
+            if source.__class__ is Run and source.step in steps:
                 continue
-            data, made = inputs[position], _keeper(leaf, inputs[position])
-            keeper = window.keepers.get(id(data), made)
-            if keeper.data is not data or keeper.meta != made.meta:
-                keeper = made
-            if keeper is made:
+            data = pending.inputs[position]
+            keeper = window.keepers.get(id(data))
+            meta = (leaf.shape, leaf.dtype, leaf.strides)
+            if keeper is None or keeper.data is not data or keeper.meta != meta:
+                keeper = _keeper(leaf, data)
                 self.own.append(keeper)
-                self.own_bytes += self._sizes[position]
+                self.own_bytes += nbytes_of(leaf)
             self._keepers[position] = keeper
-        self.copied_bytes = sum(self._sizes[k] for k in donated if k in self._keepers)
         self.inputs = _Arrays(self._keepers)
 
     @property
@@ -114,23 +120,28 @@ class KeptStep(StepInputs):
     @property
     def made(self) -> dict[int, Source]:
         """What has made the inputs that it has not kept, by their positions."""
-        data = self.canonical.data if self.canonical is not None else ()
-        positions = (x.position for x in data if x.position not in self._keepers)
-        found = ((position, *self._sources[position]) for position in positions)
+        if len(self._keepers) == len(self._leaves):
+            return {}
+        positions = (k for k in self._leaves if k not in self._keepers)
+        found = ((position, *self.sources[position]) for position in positions)
         return {position: (run.step, slot) for position, run, slot in found}
+
+    @property
+    def copied_bytes(self) -> int:
+        """Size of the inputs whose memory its results took, of which it has copies."""
+        copied = self._keepers.keys() & self._donated
+        return sum(nbytes_of(self._leaves[position]) for position in copied)
 
     def sizes(self) -> dict[int, int]:
         """Return the size of each input that it keeps, by the identity of its data."""
-        return {id(each.data): self._sizes[k] for k, each in self._keepers.items()}
+        leaves = self._leaves
+        return {id(x.data): nbytes_of(leaves[k]) for k, x in self._keepers.items()}
 
-    def fill(self, results: Mapping[Source, Any]) -> list[int]:
-        """Keep the inputs that other steps have made, too; return their positions."""
-        made = self.made
-        data = self.canonical.data if self.canonical is not None else ()
-        for leaf in data:
-            if leaf.position in made:
-                keeper = _keeper(leaf, results[made[leaf.position]])
-                self._keepers[leaf.position] = keeper
+    def fill(self, results: Mapping[Source, Array]) -> list[int]:
+        """Keep the inputs among some steps' results, too; return their positions."""
+        made = {k: source for k, source in self.made.items() if source in results}
+        for position, source in made.items():
+            self._keepers[position] = _keeper(self._leaves[position], results[source])
         return list(made)
 
     def let_go(self, positions: Iterable[int]) -> None:
@@ -143,14 +154,15 @@ class KeptStep(StepInputs):
         shared = []
         for position, keeper in self._keepers.items():
             owner = self._owners[position]()
-            shared.append([keeper] if owner is None else [owner, keeper])
+            if owner is not None:
+                shared.append([owner, keeper])
         copy_on_donate.share(shared)
 
     def give_back(self) -> None:
         """Give the tensors that the step read, and that were overwritten since, what they held."""
         shared = []
         for position, keeper in self._keepers.items():
-            owner, source = self._owners[position](), self._sources[position]
+            owner, source = self._owners[position](), self.sources[position]
             if owner is None or owner.data is keeper.data:
                 continue
             if source[0] is not None and made_in(owner) == source:
@@ -170,7 +182,7 @@ class KeptStep(StepInputs):
         self.memo, self.memo_bytes = {}, 0
 
 
-def _keeper(leaf: Leaf, data: Any) -> Buffer:
+def _keeper(leaf: Leaf, data: Array) -> Buffer:
     """Return a buffer that keeps an input's data."""
     keeper = Buffer(None)
     keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
@@ -197,28 +209,6 @@ class Window:
         self.steps[step.number] = step
         self.keepers.update({id(keeper.data): keeper for keeper in step.own})
         self.nbytes += step.own_bytes
-
-    def complete(self, wanted: Collection[KeptStep]) -> None:
-        """Run steps again, for the inputs that some have not kept."""
-        last = {
-            source: step
-            for step in self.steps.values()
-            for source in step.made.values()
-        }
-        read = {number for number, _ in last}
-        results: dict[Source, Any] = {}
-        for step in self.steps.values():
-            filled = step.fill(results)
-            if step.number in read:
-                made = enumerate(step.run(step))
-                results |= {(step.number, slot): data for slot, data in made}
-            if step not in wanted:
-                step.let_go(filled)
-            results = {
-                source: data
-                for source, data in results.items()
-                if source in last and last[source].number > step.number
-            }
 
     def release(self) -> None:
         """Let go of all that its steps keep."""
@@ -339,7 +329,13 @@ def release_all() -> bool:
 
 def find(number: int) -> KeptStep | None:
     """Return a step by its number, if all its inputs are kept."""
-    return next((s for s in _steps() if s.number == number and s.is_whole), None)
+    step = kept(number)
+    return step if step is not None and step.is_whole else None
+
+
+def kept(number: int) -> KeptStep | None:
+    """Return a step by its number, if any of its inputs are kept."""
+    return next((step for step in _steps() if step.number == number), None)
 
 
 def kept_values() -> KeptValues:
@@ -350,22 +346,59 @@ def kept_values() -> KeptValues:
     return KeptValues(numbers, _nbytes(*steps), copied, _left_out)
 
 
-def since(number: int) -> list[KeptStep]:
-    """Return the steps from a number on, the latest first, with all their inputs; keep no others.
+def replay(
+    number: int,
+    bad: list[Value],
+    find_bad: Callable[[KeptStep, Sequence[Array]], list[Value]],
+    *,
+    earlier: bool,
+) -> tuple[KeptStep, list[Value]]:
+    """Run steps again up to the first bad one; return that, with all its inputs, and what is bad.
 
-    Steps before them run again, where those have made some.
+    Steps after it get what those before it have made, for `keep_from`.
+
+    Args:
+        number: Of a step that is known to be bad.
+        bad: What of its results is.
+        find_bad: The same of a step before that.
+        earlier: Whether to begin a window before the one in which it stands.
     """
-    steps = [step for step in _steps() if step.number >= number]
-    for window in _windows:
-        if not all(step.is_whole for step in steps if step.number in window.steps):
-            window.complete(steps)
-    for step in _steps():
-        if step.number < number:
-            step.release()
-    _windows.clear()
+    at = next(k for k, window in enumerate(_windows) if number in window.steps)
+    windows = list(_windows)[max(0, at - earlier) :]
+    steps = [step for window in windows for step in window.steps.values()]
+    last = {source: step.number for step in steps for source in step.made.values()}
+    results: dict[Source, Array] = {}
+    found: KeptStep | None = None
     for step in steps:
-        _windows.append(Window())
-        _windows[-1].add(step)
+        filled = step.fill(results)
+        if found is not None:
+            continue
+        made = () if step.number == number else step.run(step)
+        here = bad if step.number == number else find_bad(step, made)
+        if here:
+            found, bad = step, here
+            continue
+        step.let_go(filled)
+        results |= {(step.number, slot): data for slot, data in enumerate(made)}
+        results = {
+            source: data
+            for source, data in results.items()
+            if last.get(source, -1) > step.number
+        }
+    assert found is not None
+    return found, bad
+
+
+def keep_from(first: KeptStep) -> list[KeptStep]:
+    """Keep one step alone; return it and those after it, the latest first."""
+    steps = [step for step in _steps() if step.number >= first.number]
+    for step in _steps():
+        if step.number < first.number:
+            step.release()
+    window = Window()
+    window.add(first)
+    _windows.clear()
+    _windows.append(window)
     return steps[::-1]
 
 

@@ -300,8 +300,10 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
         if isinstance(reading.found, torch.Tensor):
             return reading.found
         host = _finish(reading.found, tensor, site)
-    run, _ = made_in(state_of(tensor).base)
-    deferred_asserts.raise_failed(through=run.step if isinstance(run, Run) else -1)
+    base = state_of(tensor).base
+    run, _ = made_in(base)
+    through = run.step if isinstance(run, Run) else -1
+    deferred_asserts.raise_failed(through=through, read=base)
     return host
 
 
@@ -408,7 +410,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
         host = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return host.set_(storage, 0, tensor.shape, known[2])  # type: ignore[index]
     host = peek(tensor, provenance.user_site(2))
-    deferred_asserts.raise_failed()
+    deferred_asserts.raise_failed(read=state.base)
     _saved[state] = version, weakref.ref(host.untyped_storage()), host.stride()
     return host
 

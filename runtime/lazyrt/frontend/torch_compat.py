@@ -835,6 +835,17 @@ def patch_accelerator(
         setattr(torch.accelerator, peak, refused)
 
 
+on_backward: list[Callable[[list[torch.Tensor]], object]] = []
+"""Called with the tensors that a backward pass is about to begin with."""
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in a wrapper of functorch's."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 def patch_backward(rehearses: Callable[[], bool]) -> None:
     """Run backward of lazy tensors on the calling thread.
 
@@ -850,6 +861,8 @@ def patch_backward(rehearses: Callable[[], bool]) -> None:
     @functools.wraps(original)
     def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if any(is_lazy(output) for output in t_outputs):
+            for begins in on_backward:
+                begins([unwrapped(each) for each in t_outputs if is_lazy(each)])
             if rehearses():
                 gradients, _retain, *others = args
                 args = (gradients, True, *others)
