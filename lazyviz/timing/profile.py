@@ -47,7 +47,7 @@ from lazyviz.timing.history import Timeline
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from lazyrt.observe.events import Event
@@ -102,12 +102,6 @@ class Profile(Displayed):
         self._thread = thread
         self._windows = device.TraceWindows(is_whole=path is not None)
         self._notes: list[tuple[Event, int, int]] = []
-        self._takes: dict[str, Callable[[Any], None]] = {
-            "ExecuteStarted": self._windows.launched,
-            "ExecuteFinished": self._windows.finished,
-            "GraphCaptured": self._captured,
-            "BarrierFinished": self._windows.barrier_ended,
-        }
         self._pauses: list[Pause] = []
         self._open: list[Any] = []
 
@@ -169,7 +163,8 @@ class Profile(Displayed):
             self._thread = threading.get_ident()
         thread = self._thread
         self.start_ns = time.perf_counter_ns()
-        self._open.append(lazyrt.subscribe(self._note, exact=False))
+        for listener, *kinds in self._listeners():
+            self._open.append(lazyrt.subscribe(listener, *kinds, exact=False))
         self._windows.begin()
         self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
         return self
@@ -223,20 +218,23 @@ class Profile(Displayed):
     ) -> None:
         self.stop(wait=error is None)
 
+    def _listeners(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what listens, and to which kinds of events; in the order in which it is told."""
+        from lazyrt.observe import events
+
+        unused = {events.GraphCaptured, events.CacheHit}
+        unused |= {events.OpRecorded, events.OpTraced, events.CompiledCallTraced}
+        yield self._note, *(set(events.Event.__subclasses__()) - unused)
+        yield self._windows.captured, events.GraphCaptured
+        yield self._windows.launched, events.ExecuteStarted
+        yield self._windows.finished, events.ExecuteFinished
+
     def _note(self, event: Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""
-        notes = self._notes
-        if len(notes) >= _MAX_NOTES:
+        if len(self._notes) < _MAX_NOTES:
+            self._notes.append((event, _now(), _thread()))
+        else:
             self.dropped += 1
-            return
-        notes.append((event, _now(), _thread()))
-        take = self._takes.get(event.__class__.__name__)
-        if take is not None:
-            take(event)
-
-    def _captured(self, event: Any) -> None:
-        if not event.cache_hit:
-            self._windows.begin()
 
     @cached_property
     def _noted(self) -> list[Noted]:
