@@ -245,10 +245,13 @@ def step_paragraph(rows: Sequence[StepRow], spans: Sequence[Span]) -> str:
     ends = Counter((row.cause, row.tensor, row.site) for row in rows)
     (cause, tensor, site), times = ends.most_common(1)[0]
     barrier = Barrier(cause=cause, site=site, nodes=0, tensor=tensor).origin
-    which = "" if times == len(rows) else f", {times} of them"
+    of = "Its barrier"
+    if len(rows) > 1:
+        which = "each" if times == len(rows) else f"{times} of these {len(rows)} steps"
+        of = f"The barrier of {which}"
     ran = text.plural(sum(row.nodes for row in rows), "op")
     numbers = _numbers(rows)
-    words = [f"{numbers[0].upper()}{numbers[1:]} ran {ran}{which}, ended by {barrier}."]
+    words = [f"{numbers[0].upper()}{numbers[1:]} ran {ran}. {of}: {barrier}."]
     if waits:
         spent = ", ".join(
             f"{PHASE_MEANINGS[phase]} {text.duration(ns)}"

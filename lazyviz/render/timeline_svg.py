@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +14,7 @@ from lazyviz.render import text
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 
@@ -53,8 +56,9 @@ _MARK_NAMES = {
 }
 
 MAX_SVG_BYTES = 60_000
-MAX_DETAILED_BYTES = 400_000
 _ROW = 18
+_MARKED = 14  # how much higher steps are, for the marks under them
+_THIN = frozenset(("scope", "block"))
 _GAP = 6
 _BREAK = 14  # width of a pause between cells
 _AXIS = 22
@@ -75,7 +79,6 @@ _STYLE = (
     ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
 )
 _LABEL = 46  # how wide a time such as `300 ms` is
-_SHAPE_BYTES = 120  # what a span takes at least
 
 
 def _row_of(lane: str) -> str:
@@ -85,11 +88,6 @@ def _row_of(lane: str) -> str:
 
 def _height_of(lane: str) -> int:
     return (2 if _row_of(lane) == "memory" else 1) * _ROW
-
-
-def _floor_of(lanes: Iterable[str]) -> int:
-    """Return where the lowest row ends."""
-    return _AXIS + sum(_height_of(lane) + _GAP for lane in lanes)
 
 
 def colour_of(kind: str, row: str) -> str:
@@ -129,15 +127,15 @@ def glyph(kind: str, x: float, y: float) -> str:
 
 
 def legend_kinds(
-    view: TimelineView, rows: dict[str, list[Span]], marks: Sequence[Span]
+    view: TimelineView, rows: Sequence[_Row], marks: Sequence[Span]
 ) -> list[tuple[str, str]]:
     """Return (colour, name) of what the picture has; marks have a sign in their name."""
     kinds = {
         row: dict.fromkeys(
             span.kind
-            for lane, spans in rows.items()
-            if _row_of(lane) == row
-            for span in spans
+            for each in rows
+            if _row_of(each.lane) == row
+            for span in each.spans
         )
         for row in ("host", "step", "compile", "transfer", "memory", "device")
     }
@@ -235,78 +233,130 @@ class _Shape(NamedTuple):
 
 
 def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
-    """Return the picture; empty without cells.
+    """Return the picture, of `MAX_SVG_BYTES` at most; empty without cells.
 
     Args:
         view: What it shows.
-        is_detailed: Whether it is for a page that zooms: also what is much narrower than a
-            pixel is drawn by itself then, and the picture may be `MAX_DETAILED_BYTES` large
-            instead of `MAX_SVG_BYTES`.
+        is_detailed: Whether it is for a page that zooms: it has all spans as data, too.
     """
     if not view.cells:
         return ""
-    grain = 0.01 if is_detailed else 1.5
-    most = MAX_DETAILED_BYTES if is_detailed else MAX_SVG_BYTES
-    if (
-        len(view.spans) * _SHAPE_BYTES > most
-    ):  # each finer drawing of many would be too large
-        columns = 8 * most / _SHAPE_BYTES / len(view.lanes)
-        grain = max(grain, WIDTH / columns)
+    grain = 1.5
     while True:
         picture = _draw(view, grain)
-        if len(picture) <= most or grain > WIDTH:
-            return picture
+        if len(picture) <= MAX_SVG_BYTES or grain > WIDTH:
+            break
         grain *= 2
+    if is_detailed:
+        picture = picture.replace("<svg ", f'<svg data-spans="{_packed(view)}" ', 1)
+    return picture
 
 
-def _draw(view: TimelineView, grain: float) -> str:
-    axis = _Axis(view.cells)
-    rows: dict[str, list[Span]] = {lane: [] for lane in view.lanes}
+class _Row(NamedTuple):
+    """One row of the picture, and what stands in it.
+
+    Attributes:
+        lane: Its lane.
+        y: Where it begins.
+        spans: All of its spans, each part of what a graph break has split by itself.
+    """
+
+    lane: str
+    y: float
+    spans: list[Span]
+
+
+def _rows(view: TimelineView) -> tuple[list[_Row], list[Span]]:
+    """Return the rows from the top, and the marks under the steps."""
+    found: dict[str, list[Span]] = {lane: [] for lane in view.lanes}
     marks: list[Span] = []
     for span in view.spans:
         if span.lane == "step" and span.kind in MARKS:
             marks.append(span)
-        elif span.lane in rows and span.kind != "handover":
-            rows[span.lane].append(span)
+        elif span.lane in found and span.kind != "handover":
+            found[span.lane].append(span)
     cuts = sorted(mark.end_ns for mark in marks if mark.kind == "cut")
     if marks:
-        rows["step"] = [part for span in rows["step"] for part in _parts(span, cuts)]
+        found["step"] = [part for span in found["step"] for part in _parts(span, cuts)]
+    rows, y = [], float(_AXIS)
+    for lane, spans in found.items():
+        row = _row_of(lane)
+        rows.append(_Row(lane, y, _side_by_side(spans) if row == "compile" else spans))
+        y += _height_of(lane) + _GAP + (_MARKED if lane == "step" else 0)
+    return rows, marks
+
+
+def _draw(view: TimelineView, grain: float) -> str:
+    axis = _Axis(view.cells)
+    rows, marks = _rows(view)
     draw_legend, legend_height = legend(legend_kinds(view, rows, marks))
-    marked = 14 if "step" in rows else 0
-    floor = _floor_of(view.lanes) + marked
+    floor = rows[-1].y + _height_of(rows[-1].lane) + _GAP
+    floor += _MARKED * (rows[-1].lane == "step")
     height = floor + legend_height
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lzt" width="{WIDTH}" '
-        f'height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
         f'aria-label="{markup(_summary(view))}" data-left="{LABELS}" '
-        f'data-floor="{floor - 6}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
+        f'data-floor="{floor - 6:.0f}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
     )
     parts = [start]
-    parts += _scale(axis, floor - 6)
-    y = float(_AXIS)
-    for lane in view.lanes:
+    parts += _scale(axis, round(floor) - 6)
+    for lane, y, spans in rows:
         row, name = _row_of(lane), _ROW_NAMES.get(lane, lane)
         title = view.whole if view.whole and row == "cell" else name
         parts.append(f'<text class="l" x="0" y="{y + 12:.0f}">{markup(title)}</text>')
         parts.append(f'<g data-row="{markup(name)}">')
-        if row == "cell":
-            shapes = _cells(view, axis)
-        elif row == "memory":
-            shapes = _levels(rows[lane], axis, grain)
+        if row == "memory":
+            shapes = _levels(spans, axis, grain)
         else:
-            spans = _side_by_side(rows[lane]) if row == "compile" else rows[lane]
-            shapes = _shapes(spans, axis, grain)
-            if lane == "host" and not view.whole:
-                shapes = [*_tracing(axis), *shapes]
-        parts += [_rect(shape, y, row, grain) for shape in shapes]
+            shapes = [*_ground(view, lane, axis), *_shapes(spans, axis, grain)]
+        parts += [_rect(shape, y, row) for shape in shapes]
         parts.append("</g>")
         if lane == "step":
-            parts += _drawn_marks(marks, axis, y + _ROW, max(grain, 5.0))
-            y += marked
-        y += _height_of(lane) + _GAP
-    parts += draw_legend(y + 4)
+            parts += _drawn_marks(marks, axis, y + _ROW, 5.0)
+    parts += draw_legend(floor + 4)
     parts.append("</svg>")
     return "".join(parts)
+
+
+def _ground(view: TimelineView, lane: str, axis: _Axis) -> list[_Shape]:
+    """Return what stands behind the spans of a row."""
+    if lane == "cell":
+        return _cells(view, axis)
+    return _tracing(axis) if lane == "host" and not view.whole else []
+
+
+def _packed(view: TimelineView) -> str:
+    """Return all spans and marks as columns, compressed: what a page draws from as it zooms."""
+    axis = _Axis(view.cells)
+    rows, marks = _rows(view)
+    titles: dict[str, int] = {}
+    columns = []
+    for lane, y, spans in rows:
+        row, ground = _row_of(lane), _ground(view, lane, axis)
+        shapes = [*ground]
+        for kind, span in _kinds(spans):
+            x, title = axis(span.start_ns), span_title(span)
+            shapes.append(_Shape(x, axis(span.end_ns) - x, kind, "", title, span.level))
+        shapes.sort(key=lambda shape: shape.x)
+        boxes = [_box(shape, y, row) for shape in shapes]
+        columns.append(
+            {
+                "x": [round(shape.x, 6) for shape in shapes],
+                "w": [round(shape.width, 6) for shape in shapes],
+                "y": [top for top, _ in boxes],
+                "h": [height for _, height in boxes],
+                "fill": [colour_of(shape.kind, row) for shape in shapes],
+                "title": [titles.setdefault(s.title, len(titles)) for s in shapes],
+            }
+        )
+    packed = {
+        "titles": [*titles],
+        "rows": columns,
+        "marks": [[round(axis(m.end_ns), 6), m.kind, span_title(m)] for m in marks],
+    }
+    data = zlib.compress(json.dumps(packed, separators=(",", ":")).encode())
+    return base64.b64encode(data).decode()
 
 
 def _pieces_text(axis: _Axis) -> str:
@@ -405,19 +455,22 @@ def _shapes(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
     """Return what is drawn: wide spans each, narrow ones together by place and kind."""
     wide: list[_Shape] = []
     narrow: dict[int, list[tuple[str, Span]]] = {}
-    runs = 0
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+    for kind, span in _kinds(spans):
         x, end = axis(span.start_ns), axis(span.end_ns)
-        kind = span.kind
-        if kind == "run":
-            runs += 1
-            kind = "run" if runs % 2 else "run2"
         if end - x >= grain:
             wide.append(_Shape(x, end - x, kind, span.name, span_title(span)))
         else:
             narrow.setdefault(int(x / grain), []).append((kind, span))
     # Small ones go last, or wide ones that began later would hide them.
     return wide + _merged(narrow, grain)
+
+
+def _kinds(spans: Iterable[Span]) -> Iterator[tuple[str, Span]]:
+    """Yield spans in order of their starts, with their kinds; steps in two colours in turn."""
+    runs = 0
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        runs += span.kind == "run"
+        yield ("run2" if span.kind == "run" and not runs % 2 else span.kind), span
 
 
 def _levels(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
@@ -487,17 +540,21 @@ def span_title(span: Span) -> str:
     return f"{clip(span.name, 120)}{took}{where}{detail}"
 
 
-def _rect(shape: _Shape, y: float, row: str, grain: float) -> str:
-    digits, least = (1, 0.8) if grain >= 1 else (3, 0.001)
-    colour = colour_of(shape.kind, row)
-    thin = shape.kind in {"scope", "block"}
-    top, height = (y - 3, 4) if thin else (y, _ROW - (2 if row == "step" else 0))
+def _box(shape: _Shape, y: float, row: str) -> tuple[int, int]:
+    """Return where a shape of a row begins, and how high it is."""
     if row == "memory":
         height = max(round(shape.level * _height_of(row)), 1)
-        top = y + _height_of(row) - height
+        return round(y) + _height_of(row) - height, height
+    if shape.kind in _THIN:
+        return round(y) - 3, 4
+    return round(y), _ROW - (2 if row == "step" else 0)
+
+
+def _rect(shape: _Shape, y: float, row: str) -> str:
+    colour, thin = colour_of(shape.kind, row), shape.kind in _THIN
+    top, height = _box(shape, y, row)
     rect = (
-        f'<rect x="{shape.x:.{digits}f}" y="{top:.0f}" '
-        f'width="{max(shape.width, least):.{digits}f}" '
+        f'<rect x="{shape.x:.1f}" y="{top}" width="{max(shape.width, 0.8):.1f}" '
         f'height="{height}" fill="{colour}"><title>{markup(shape.title)}</title></rect>'
     )
     room = int((shape.width - 6) / CHARACTER)
@@ -524,7 +581,7 @@ def _drawn_marks(
         if len(members) > 1:
             title = f"{len(members):,} × here, the last: {title}"
         parts.append(
-            f'<path data-x="{x:.3f}" d="{glyph(kind, x, y)}" {paint(kind)}>'
+            f'<path data-x="{x:.3f}" data-kind="{kind}" d="{glyph(kind, x, y)}" {paint(kind)}>'
             f"<title>{markup(title)}</title></path>"
         )
     return parts

@@ -1,7 +1,10 @@
-// A timeline that zooms, made of the static picture's own shapes: nothing is asked of a kernel.
+// A timeline that zooms, drawn from the data that its picture carries: nothing is asked of a kernel.
 
 const CHARACTER = 6; // width of a label's
-const CLOSEST_IN = 3000;
+const CLOSEST_IN = 1e5;
+const WIDE = 3; // pixels from which a span is drawn by itself; narrower ones share columns of half of that
+const MOST_DRAWN = 4000; // spans of a row that are gone through for a drawing
+const MOST_LIT = 400; // narrow spans that a search draws by themselves
 const DARK = new Set(["#5d6878"]); // labels on these are white
 const HELP_TEXT = "drag or ← → pan · Ctrl+wheel or + − zoom · 0 all · ↑ ↓ row · Shift+← → span · Enter goes to it · Shift+drag or m m measures · / searches";
 
@@ -18,45 +21,99 @@ function time(ns) {
   return ns > 0 ? `${Math.round(ns)} ns` : "0";
 }
 
-// The shapes of a picture with what is known of each; static labels and ticks make way.
-function shapesOf(svg) {
+// The rows of a picture with their spans in order, and its marks; the static drawing makes way.
+async function spansOf(svg) {
+  const packed = new Blob([Uint8Array.from(atob(svg.dataset.spans), (letter) => letter.charCodeAt(0))]);
+  const data = JSON.parse(await new Response(packed.stream().pipeThrough(new DecompressionStream("deflate"))).text());
+  delete svg.dataset.spans;
   for (const each of svg.querySelectorAll(".t, .a, .k[data-tick]")) each.remove();
-  const rows = [...svg.querySelectorAll("g[data-row]")];
-  const shapes = rows.flatMap((row, number) => [...row.querySelectorAll("rect")].map((el) => {
-    const title = el.querySelector("title").textContent, [x, y, w, h] = ["x", "y", "width", "height"].map((a) => Number(el.getAttribute(a)));
-    const label = title.split(row.dataset.row === "cells" ? ":" : " · ")[0];
-    el.querySelector("title").remove();
-    return { el, row: number, x, y, w, h, title, label: h < 10 || title.startsWith("trace:") ? "" : label, text: null };
-  }));
-  const marks = [...svg.querySelectorAll("[data-x]")].map((el) => {
-    const title = el.querySelector("title").textContent;
-    el.querySelector("title").remove();
-    return { el, row: -1, x: Number(el.dataset.x), w: 0, title };
+  const groups = [...svg.querySelectorAll("g[data-row]")];
+  const rows = data.rows.map((row, number) => {
+    const el = groups[number], name = el.dataset.row;
+    el.replaceChildren();
+    const spans = row.x.map((x, k) => {
+      const title = data.titles[row.title[k]], h = row.h[k];
+      const label = h < 10 || name === "memory" || title.startsWith("trace:") ? "" : title.split(name === "cells" ? ":" : " · ")[0];
+      return { row: number, x, w: row.w[k], y: row.y[k], h, fill: row.fill[k], title, label };
+    });
+    return { el, name, spans, ends: endsOf(spans), levels: levelsOf(spans, name.startsWith("memory") ? "h" : "w") };
   });
-  return { rows, shapes, marks };
+  const kinds = {}, breaks = [];
+  for (const el of svg.querySelectorAll("path[data-x]")) {
+    if (el.dataset.kind) { kinds[el.dataset.kind] = el; el.remove(); } else breaks.push(el);
+  }
+  const marks = data.marks.map(([x, kind, title]) => ({ row: -1, x, w: 0, kind, title }));
+  marks.sort((a, b) => a.x - b.x);
+  return { rows, marks, kinds, breaks };
+}
+
+// The latest end of all spans up to each.
+function endsOf(spans) {
+  let end = -Infinity;
+  return Float64Array.from(spans, (each) => (end = Math.max(end, each.x + each.w)));
+}
+
+// The same spans coarser and coarser, for a picture in which so many would share a column: in each column
+// one of those narrower than it stands for all, the longest or the highest, as wide as all together.
+function levelsOf(spans, by) {
+  const levels = [{ grain: 0, spans, ends: endsOf(spans) }];
+  for (let grain = WIDE / 2 / CLOSEST_IN; grain <= WIDE / 2; grain *= 2) {
+    const finer = levels.at(-1).spans, coarser = [];
+    if (finer.length < MOST_DRAWN) break;
+    let last = null, column = -1;
+    for (const each of finer) {
+      if (each.w > grain) { coarser.push(each); continue; }
+      const its = Math.floor((each.x + each.w / 2) / grain), span = each.span || each;
+      if (!last || its !== column) {
+        column = its; last = { ...each, span, sum: each.sum || each.w, x: its * grain, w: grain };
+        coarser.push(last);
+      } else {
+        last.sum += each.sum || each.w;
+        if (span[by] > last.span[by]) Object.assign(last, { span, y: span.y, h: span.h, fill: span.fill });
+      }
+    }
+    if (coarser.length < finer.length / 2) levels.push({ grain, spans: coarser, ends: endsOf(coarser) });
+  }
+  return levels;
+}
+
+// The first of some ordered numbers that is no less than another.
+function firstFrom(numbers, least) {
+  let low = 0, high = numbers.length;
+  while (low < high) { const middle = (low + high) >> 1; if (numbers[middle] < least) low = middle + 1; else high = middle; }
+  return low;
+}
+
+// The spans of a row that lie at least in part between two moments.
+function* between({ spans, ends }, from, to) {
+  for (let k = firstFrom(ends, from); k < spans.length && spans[k].x <= to; k += 1)
+    if (spans[k].x + spans[k].w >= from) yield spans[k];
 }
 
 // What lies between two moments: for how long, when the device worked, its gaps, what else happened.
-function measured(start, end, shapes, rows, nsAt) {
-  const inside = shapes.filter((each) => each.row > 0 && each.x < end && each.x + each.w > start);
+function measured(start, end, rows, nsAt) {
   const duration = nsAt(end) - nsAt(start);
   let busy = 0, gaps = 0, longest = 0, ops = 0, till = start;
-  const names = rows.map((row) => row.dataset.row), counts = new Map();
-  const device = inside.filter((each) => /^(now: )?device/.test(names[each.row]) && each.h > 5).sort((a, b) => a.x - b.x);
+  const counts = new Map(), device = [];
+  for (const row of rows.slice(1)) {
+    const isDevice = /^(now: )?device/.test(row.name);
+    for (const each of between(row, start, end)) {
+      if (each.x >= end || each.x + each.w <= start) continue;
+      counts.set(row.name, (counts.get(row.name) || 0) + 1);
+      if (!isDevice) continue;
+      device.push(each);
+      const found = each.title.match(/, ([\d,]+) ops?\b/);
+      if (found) ops += Number(found[1].replaceAll(",", ""));
+    }
+  }
   const gap = (a, b) => { const ns = nsAt(b) - nsAt(a); if (ns > 0) { gaps += 1; longest = Math.max(longest, ns); } };
-  for (const { x, w } of device) {
+  for (const { x, w } of device.sort((a, b) => a.x - b.x)) {
     const from = Math.max(x, till), to = Math.min(x + w, end);
     if (x > till) gap(till, x);
     if (to > from) busy += nsAt(to) - nsAt(from);
     till = Math.max(till, to);
   }
   if (till < end) gap(till, end);
-  for (const each of inside) {
-    const many = / short spans?: /.test(each.title) ? Number(each.title.split(" ")[0].replaceAll(",", "")) : 1;
-    counts.set(names[each.row], (counts.get(names[each.row]) || 0) + many);
-    const found = /^(now: )?device/.test(names[each.row]) && each.title.match(/, ([\d,]+) ops?\b/);
-    if (found) ops += Number(found[1].replaceAll(",", ""));
-  }
   const share = duration > 0 ? Math.round(100 * busy / duration) : 0;
   const parts = [`${time(duration)}: the device works ${time(busy)} (${share} %)`, gaps ? `${gaps} ${gaps === 1 ? "gap" : "gaps"}, the longest ${time(longest)}` : "no gap"];
   if (ops) parts.push(`${ops.toLocaleString("en")} ops`);
@@ -64,14 +121,15 @@ function measured(start, end, shapes, rows, nsAt) {
   return parts.join(" · ");
 }
 
-function zoomable(svg, host) {
+async function zoomable(svg, host) {
   const left = Number(svg.dataset.left), width = svg.viewBox.baseVal.width, room = width - left;
   const cells = svg.dataset.cells.split(";").map((each) => each.split(",").map(Number));
-  const { rows, shapes, marks } = shapesOf(svg);
-  const every = [...shapes, ...marks], byElement = new Map(every.map((each) => [each.el, each]));
+  const { rows, marks, kinds, breaks } = await spansOf(svg);
+  const every = [...rows.flatMap((each) => each.spans), ...marks].sort((a, b) => a.x - b.x);
+  const places = marks.map((each) => each.x), markOf = new Map(), marked = drawn("g", {}, svg);
   const grid = drawn("g", { class: "lzt-grid" }, svg), floor = Number(svg.dataset.floor);
   svg.prepend(grid);
-  let from = left, to = width, chosen = null, row = 0, drag = null, asked = false;
+  let from = left, to = width, chosen = null, row = 0, drag = null, asked = false, found = [], hits = new Set();
 
   let picked = null, mark = null;
   const shade = drawn("rect", { class: "lzt-pick", y: 14, height: floor - 14, width: 0 }, svg);
@@ -95,22 +153,65 @@ function zoomable(svg, host) {
       }
     }
   }
-  function draw() {
-    for (const each of shapes) {
-      const start = Math.max(at(each.x), left), end = Math.min(at(each.x + each.w), width), wide = end - start;
-      const seen = end >= left && start <= width && wide >= 0;
-      each.el.style.display = seen ? "" : "none";
-      if (seen) { each.el.setAttribute("x", start.toFixed(2)); each.el.setAttribute("width", Math.max(wide, 0.8).toFixed(2)); }
-      const letters = seen && each.label ? Math.floor((wide - 6) / CHARACTER) : 0;
-      if (letters < 3) { if (each.text) { each.text.remove(); each.text = null; } continue; }
-      each.text = each.text || drawn("text", { class: DARK.has(each.el.getAttribute("fill")) ? "t i" : "t", y: each.y + 12.5 }, each.el.parentNode);
-      each.text.setAttribute("x", (start + 3).toFixed(1));
-      each.text.textContent = each.label.length > letters ? `${each.label.slice(0, letters - 1)}…` : each.label;
+  // Wide spans are drawn each; of the others that fall into a column, the longest (of memory, the highest).
+  function drawRow(row) {
+    row.el.replaceChildren();
+    const by = row.name.startsWith("memory") ? "h" : "w", scale = room / (to - from), columns = new Map(), paths = new Map();
+    const level = row.levels.findLast((each) => each.grain * scale <= WIDE / 2);
+    for (const each of between(level, from, to)) {
+      const start = Math.max(at(each.x), left), end = Math.min(at(each.x + each.w), width);
+      if (end - start >= WIDE) { drawSpan(each, row.el); continue; }
+      const column = Math.floor((start + end) / WIDE), before = columns.get(column);
+      if (!before) { columns.set(column, each); continue; }
+      const most = (before.span || before)[by] < (each.span || each)[by] ? each : before;
+      columns.set(column, { ...most, span: most.span || most, sum: (before.sum || before.w) + (each.sum || each.w) });
     }
-    for (const each of marks) {
-      const place = at(each.x);
-      each.el.style.display = place < left || place > width ? "none" : "";
-      each.el.setAttribute("transform", `translate(${(place - each.x).toFixed(2)} 0)`);
+    for (const [column, each] of columns) {
+      if (!each.span && columns.size < MOST_LIT) { drawSpan(each, row.el); continue; }
+      const wide = by === "h" ? WIDE / 2 : Math.min((each.sum || each.w) * scale, WIDE / 2).toFixed(2);
+      const d = `M${column * WIDE / 2} ${each.y}h${wide}v${each.h}h-${wide}z`;
+      paths.set(each.fill, (paths.get(each.fill) || "") + d);
+    }
+    for (const [fill, d] of paths) drawn("path", { d, fill }, row.el);
+  }
+  // What is chosen or found is drawn once more where it is too narrow to have been drawn by itself.
+  function drawLit() {
+    let many = 0;
+    for (const each of chosen ? [chosen, ...found] : found) {
+      const isSeen = each.row >= 0 && each.x <= to && each.x + each.w >= from && at(each.x + each.w) - at(each.x) < WIDE;
+      if (isSeen && (many += 1) <= MOST_LIT) drawSpan(each, rows[each.row].el);
+    }
+  }
+  function drawSpan(each, parent) {
+    const start = Math.max(at(each.x), left), end = Math.min(at(each.x + each.w), width);
+    const name = [each === chosen ? "lzt-on" : "", hits.has(each) ? "lzt-hit" : ""].join(" ").trim();
+    drawn("rect", { x: start.toFixed(2), y: each.y, width: Math.max(end - start, 0.8).toFixed(2), height: each.h, fill: each.fill, ...(name && { class: name }) }, parent);
+    const letters = each.label ? Math.floor((end - start - 6) / CHARACTER) : 0;
+    if (letters < 3) return;
+    const text = drawn("text", { class: DARK.has(each.fill) ? "t i" : "t", x: (start + 3).toFixed(1), y: each.y + 12.5 }, parent);
+    text.textContent = each.label.length > letters ? `${each.label.slice(0, letters - 1)}…` : each.label;
+  }
+  function drawMarks() {
+    marked.replaceChildren(); markOf.clear();
+    const last = {};
+    for (let k = firstFrom(places, from); k < marks.length && marks[k].x <= to; k += 1) {
+      const each = marks[k], place = at(each.x), isLit = each === chosen || hits.has(each);
+      if (!isLit && place - (last[each.kind] ?? -WIDE) < 2 * WIDE) continue;
+      last[each.kind] = place;
+      const el = kinds[each.kind].cloneNode();
+      el.setAttribute("transform", `translate(${(place - el.dataset.x).toFixed(2)} 0)`);
+      el.classList.toggle("lzt-on", each === chosen); el.classList.toggle("lzt-hit", hits.has(each));
+      marked.append(el); markOf.set(el, each);
+    }
+  }
+  function draw() {
+    for (const row of rows) drawRow(row);
+    drawLit();
+    drawMarks();
+    for (const el of breaks) {
+      const place = at(Number(el.dataset.x));
+      el.style.display = place < left || place > width ? "none" : "";
+      el.setAttribute("transform", `translate(${(place - el.dataset.x).toFixed(2)} 0)`);
     }
     if (picked) {
       const a = Math.min(Math.max(at(picked[0]), left), width), b = Math.min(Math.max(at(picked[1]), left), width);
@@ -137,7 +238,7 @@ function zoomable(svg, host) {
   }
   function pick(a, b) {
     picked = a === null ? null : [Math.max(Math.min(a, b), left), Math.min(Math.max(a, b), width)];
-    tell.textContent = picked ? measured(picked[0], picked[1], shapes, rows, nsAt) : "";
+    tell.textContent = picked ? measured(picked[0], picked[1], rows, nsAt) : "";
     redraw();
   }
   // With the keyboard: the middle of the chosen span, or of what is seen, is one end.
@@ -146,48 +247,43 @@ function zoomable(svg, host) {
     if (mark === null) { mark = here; tell.textContent = "measures from here: choose the other end, then m"; return; }
     pick(Math.min(mark[0], here[0]), Math.max(mark[1], here[1])); mark = null;
   }
-  let hits = [], hit = -1;
+  let hit = -1;
   function search(words) {
-    for (const each of hits) each.el.classList.remove("lzt-hit");
     const sought = words.trim().toLowerCase();
-    hits = sought ? every.filter((each) => each.title.toLowerCase().includes(sought)).sort((a, b) => a.x - b.x) : [];
-    hit = -1;
-    for (const each of hits) each.el.classList.add("lzt-hit");
-    found.textContent = sought ? `${hits.length} found` : "";
+    found = sought ? every.filter((each) => each.title.toLowerCase().includes(sought)) : [];
+    hits = new Set(found); hit = -1;
+    count.textContent = sought ? `${found.length} found` : "";
+    draw();
   }
   function next(step) {
-    if (!hits.length) return;
-    hit = (hit + step + hits.length) % hits.length;
-    choose(hits[hit]);
-    found.textContent = `${hit + 1} of ${hits.length}`;
+    if (!found.length) return;
+    hit = (hit + step + found.length) % found.length;
+    choose(found[hit]);
+    count.textContent = `${hit + 1} of ${found.length}`;
   }
   const zoom = (factor, x = (from + to) / 2) => show(x - (x - from) * factor, x + (to - x) * factor);
   const pan = (share) => { const d = (to - from) * share; show(Math.max(from + d, left) === left ? left : from + d, Math.max(from + d, left) === left ? left + to - from : to + d); };
   const all = () => show(left, width);
   function choose(each) {
-    if (chosen) chosen.el.classList.remove("lzt-on");
     chosen = each;
     tell.textContent = each ? each.title : "";
-    if (!each) return;
-    each.el.classList.add("lzt-on");
-    if (each.row >= 0) row = each.row;
-    if (each.x + each.w < from || each.x > to) show(each.x + each.w / 2 - (to - from) / 2, each.x + each.w / 2 + (to - from) / 2);
+    if (each && each.row >= 0) row = each.row;
+    if (each && (each.x + each.w < from || each.x > to)) show(each.x + each.w / 2 - (to - from) / 2, each.x + each.w / 2 + (to - from) / 2);
+    redraw();
   }
-  const inRow = () => shapes.filter((each) => each.row === row).sort((a, b) => a.x - b.x);
   function along(step) {
-    const found = inRow();
-    if (!found.length) return;
-    const now = found.indexOf(chosen), middle = (from + to) / 2;
-    const near = found.findIndex((each) => each.x + each.w >= (step > 0 ? from : middle));
-    choose(found[now < 0 ? Math.max(near, 0) : Math.min(Math.max(now + step, 0), found.length - 1)]);
+    const { spans, ends } = rows[row];
+    if (!spans.length) return;
+    const now = spans.indexOf(chosen), near = Math.min(firstFrom(ends, step > 0 ? from : (from + to) / 2), spans.length - 1);
+    choose(spans[now < 0 ? near : Math.min(Math.max(now + step, 0), spans.length - 1)]);
   }
   function across(step) {
     for (let next = row + step; next >= 0 && next < rows.length; next += step) {
       row = next;
-      const found = inRow(), middle = chosen ? chosen.x + chosen.w / 2 : (from + to) / 2;
-      if (!found.length) continue;
+      const { spans } = rows[row], middle = chosen ? chosen.x + chosen.w / 2 : (from + to) / 2;
+      if (!spans.length) continue;
       const far = (each) => Math.abs(Math.min(Math.max(middle, each.x), each.x + each.w) - middle);
-      choose(found.reduce((best, each) => (far(each) < far(best) ? each : best)));
+      choose(spans.reduce((best, each) => (far(each) < far(best) ? each : best)));
       return;
     }
   }
@@ -197,8 +293,13 @@ function zoomable(svg, host) {
   function under(e) {
     const r = svg.getBoundingClientRect(), px = width / r.width, x = (e.clientX - r.left) * px, y = (e.clientY - r.top) * px;
     const far = (each) => Math.max(at(each.x) - x, x - at(each.x + each.w), 0);
-    const near = shapes.filter((each) => y >= each.y - 1 && y <= each.y + each.h + 1 && far(each) < 4);
-    return byElement.get(e.target) || near.reduce((best, each) => (best && far(best) <= far(each) ? best : each), null);
+    if (markOf.has(e.target)) return markOf.get(e.target);
+    const reach = 4 * (to - from) / room, here = from + (x - left) * (to - from) / room;
+    let best = null;
+    for (const row of rows)
+      for (const each of between(row, here - reach, here + reach))
+        if (y >= each.y - 1 && y <= each.y + each.h + 1 && far(each) < 4 && !(best && far(best) < far(each))) best = each;
+    return best;
   }
 
   const actions = { "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), "−": () => zoom(1 / 0.6), 0: all, Escape: () => { choose(null); mark = null; pick(null); all(); }, m: markHere, "/": () => box.focus(), Enter: () => into(chosen), ArrowUp: () => across(-1), ArrowDown: () => across(1) };
@@ -229,16 +330,16 @@ function zoomable(svg, host) {
     button.type = "button"; button.title = label; button.setAttribute("aria-label", label);
     button.addEventListener("click", act); bar.append(button);
   }
-  const box = element("input", "lzt-search"), found = element("span", "lzt-found");
+  const box = element("input", "lzt-search"), count = element("span", "lzt-found");
   box.type = "search"; box.placeholder = "search"; box.setAttribute("aria-label", "search the timeline");
-  found.setAttribute("role", "status");
+  count.setAttribute("role", "status");
   box.addEventListener("input", () => search(box.value));
   box.addEventListener("keydown", (e) => {
     e.stopPropagation();
     if (e.key === "Enter") { e.preventDefault(); next(e.shiftKey ? -1 : 1); }
     if (e.key === "Escape") { box.value = ""; search(""); svg.focus(); }
   });
-  bar.append(box, found);
+  bar.append(box, count);
   svg.removeAttribute("height"); svg.setAttribute("width", "100%");
   svg.setAttribute("tabindex", "0"); svg.setAttribute("role", "application");
   svg.setAttribute("aria-label", `${svg.getAttribute("aria-label")}. ${HELP_TEXT}`);

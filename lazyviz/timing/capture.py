@@ -198,8 +198,13 @@ class Ring(Profile):
         finally:
             self._windows.rest(on=False)
 
-    def _note(self, event: Any) -> None:
-        super()._note(event)
+    def _listeners(self) -> Iterator[tuple[Any, ...]]:
+        from lazyrt.observe import events
+
+        yield from super()._listeners()
+        yield self._forget_old, events.BarrierFinished
+
+    def _forget_old(self, _event: Event) -> None:
         self._forget(self._notes, operator.itemgetter(1))
         self._forget(self._pauses, operator.attrgetter("end_ns"))
         del self._windows.windows[:-_MAX_WINDOWS]

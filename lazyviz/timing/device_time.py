@@ -645,8 +645,6 @@ class TraceWindows:
         self.windows: list[Window] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
-        self._has_launched = False  # since the barrier before
-        self._has_news = False  # of a program that was traced in few runs
         self._in_flight: deque[events.ExecuteStarted] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
         self._spent_ns = 0
@@ -707,12 +705,18 @@ class TraceWindows:
     def _is_ending(self) -> bool:
         return self._ending is not None and not self._ending.done()
 
+    def captured(self, event: events.GraphCaptured) -> None:
+        """Begin or end a window before a graph is handed to the device."""
+        is_new = self._traced.get(event.fingerprint, 0) < _FIRST_RUNS
+        if self._open is None:
+            if is_new or self._has_budget:
+                self.begin()
+        elif not (is_new or self._is_whole or self._has_budget):
+            self.end()
+
     def launched(self, event: events.ExecuteStarted) -> None:
         """Take note of what was handed to the device."""
         self._in_flight.append(event)
-        self._has_launched = True
-        if self._traced[event.fingerprint] < _FIRST_RUNS:
-            self._has_news = True
         if self._open is not None:
             self._open.launched.append(launch_of(event))
 
@@ -735,17 +739,6 @@ class TraceWindows:
         if launch in window.launched[window.earlier :]:
             window.whole.add(launch)
             self._traced[event.fingerprint] += 1
-
-    def barrier_ended(self, _event: events.BarrierFinished) -> None:
-        """Begin or end a window."""
-        if self._is_whole or not self._has_launched:
-            return
-        has_news, self._has_news, self._has_launched = self._has_news, False, False
-        if has_news or self._has_budget:
-            if self._open is None:
-                self.begin()
-        elif self._open is not None:
-            self.end()
 
     @property
     def _has_budget(self) -> bool:

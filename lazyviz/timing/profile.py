@@ -38,6 +38,7 @@ from lazyviz.render.timeline_text import (
     Span,
     TimelineView,
     overlap_ns,
+    within,
 )
 from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import advice, profile_diff
@@ -47,7 +48,7 @@ from lazyviz.timing.history import Timeline
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from lazyrt.observe.events import Event
@@ -102,12 +103,6 @@ class Profile(Displayed):
         self._thread = thread
         self._windows = device.TraceWindows(is_whole=path is not None)
         self._notes: list[tuple[Event, int, int]] = []
-        self._takes: dict[str, Callable[[Any], None]] = {
-            "ExecuteStarted": self._windows.launched,
-            "ExecuteFinished": self._windows.finished,
-            "GraphCaptured": self._captured,
-            "BarrierFinished": self._windows.barrier_ended,
-        }
         self._pauses: list[Pause] = []
         self._open: list[Any] = []
 
@@ -169,7 +164,8 @@ class Profile(Displayed):
             self._thread = threading.get_ident()
         thread = self._thread
         self.start_ns = time.perf_counter_ns()
-        self._open.append(lazyrt.subscribe(self._note, exact=False))
+        for listener, *kinds in self._listeners():
+            self._open.append(lazyrt.subscribe(listener, *kinds, exact=False))
         self._windows.begin()
         self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
         return self
@@ -223,20 +219,23 @@ class Profile(Displayed):
     ) -> None:
         self.stop(wait=error is None)
 
+    def _listeners(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what listens, and to which kinds of events; in the order in which it is told."""
+        from lazyrt.observe import events
+
+        unused = {events.GraphCaptured, events.CacheHit}
+        unused |= {events.OpRecorded, events.OpTraced, events.CompiledCallTraced}
+        yield self._note, *(set(events.Event.__subclasses__()) - unused)
+        yield self._windows.captured, events.GraphCaptured
+        yield self._windows.launched, events.ExecuteStarted
+        yield self._windows.finished, events.ExecuteFinished
+
     def _note(self, event: Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""
-        notes = self._notes
-        if len(notes) >= _MAX_NOTES:
+        if len(self._notes) < _MAX_NOTES:
+            self._notes.append((event, _now(), _thread()))
+        else:
             self.dropped += 1
-            return
-        notes.append((event, _now(), _thread()))
-        take = self._takes.get(event.__class__.__name__)
-        if take is not None:
-            take(event)
-
-    def _captured(self, event: Any) -> None:
-        if not event.cache_hit:
-            self._windows.begin()
 
     @cached_property
     def _noted(self) -> list[Noted]:
@@ -262,19 +261,24 @@ class Profile(Displayed):
     def _device(self) -> DeviceTime:
         self._require_end()
         if self._windows.fault:
-            return device.untraced_time(
+            found = device.untraced_time(
                 [
                     (event, now)
                     for event, now, _ in self._noted
                     if type(event).__name__ == "ExecuteFinished"
                 ]
             )
-        launches = [
-            device.launch_of(event)
-            for event, _, _ in self._noted
-            if type(event).__name__ == "ExecuteStarted"
-        ]
-        return device.device_time(self._windows.windows, launches, _programs(launches))
+        else:
+            launches = [
+                device.launch_of(event)
+                for event, _, _ in self._noted
+                if type(event).__name__ == "ExecuteStarted"
+            ]
+            programs = _programs(launches)
+            found = device.device_time(self._windows.windows, launches, programs)
+        # Runs that were not traced are placed by their usual length, and may end later.
+        found.busy = [*within(found.busy, self.start_ns, self.end_ns)]
+        return found
 
     @cached_property
     def steps(self) -> tuple[StepTime, ...]:
@@ -372,8 +376,11 @@ class Profile(Displayed):
     def timeline(self) -> TimelineView:
         """What happened when, with a row for each device and one for its memory."""
         own = {*LANES, *(span.lane for span in self.spans)}
-        devices = sorted(lane for lane in own if lane.startswith("device "))
-        lanes = (*LANES[:-1], *(devices or LANES[-1:]), "memory")
+        several = sorted(
+            (lane for lane in own if lane.startswith(("device ", "memory "))),
+            key=lambda lane: (lane[:6], int(lane.split()[1])),
+        )
+        lanes = (*LANES[:-1], *(several or (*LANES[-1:], "memory")))
         whole = CellTime(
             number=None,
             start_ns=self.start_ns,
@@ -741,22 +748,23 @@ def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
         yield Span(lane, kind, name, each.start_ns, each.end_ns, None, "", graph)
 
 
-def _memory_spans(runs: Iterable[Run]) -> Iterator[Span]:
-    """Yield what programs of the first device hold; the most of it where they were not traced."""
+def _memory_spans(runs: Sequence[Run]) -> Iterator[Span]:
+    """Yield what programs hold, by device; the most of it where they were not traced."""
     programs = {each.program for each in runs if each.program is not None}
     held = {program: _held(program.text) for program in programs}
     most = max((max(each.live_bytes(), default=0) for each in held.values()), default=0)
-    first = min((each.device for each in runs), default=0)
+    numbers = {each.device for each in runs}
     for run in runs:
-        if run.program is None or run.device != first or not most:
+        if run.program is None or not most:
             continue
+        lane = f"memory {run.device}" if len(numbers) > 1 else "memory"
         lives = held[run.program]
         taken, (peak_at, _) = lives.live_bytes(), lives.at_peak()
         if run.is_like:
             name = f"peak memory {text.size(taken[peak_at])}"
             level = taken[peak_at] / most
             yield Span(
-                "memory", "memory", name, run.start_ns, run.end_ns, None, level=level
+                lane, "memory", name, run.start_ns, run.end_ns, None, level=level
             )
             continue
         begins = [run.start_ns] * len(taken)
@@ -770,7 +778,7 @@ def _memory_spans(runs: Iterable[Run]) -> Iterator[Span]:
                 continue
             is_peak = at == peak_at
             yield Span(
-                "memory",
+                lane,
                 "peak" if is_peak else "memory",
                 f"{'peak memory' if is_peak else 'memory'} {text.size(taken[at])}",
                 begin,

@@ -357,7 +357,7 @@ def test_step_shows_the_last_steps(lab):
     assert "mark_step()" not in row
     told = " ".join(words.split())
     assert re.match(
-        r"Step \d+ ran 2 ops, ended by read by \.item\(\) of y\.sum\(\) at cell 5 line 2\. ",
+        r"Step \d+ ran 2 ops\. Its barrier: read by \.item\(\) of y\.sum\(\) at cell 5 line 2\. ",
         told,
     )
     assert "The host took" in told

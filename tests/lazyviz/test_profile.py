@@ -107,6 +107,16 @@ def test_idle_time_and_busy_time_add_up_to_the_profile(taken):
         assert sum(each.chunks.values()) == each.duration_ns
 
 
+def test_the_device_works_no_longer_than_the_profile_lasts():
+    ran = events.ExecuteFinished(
+        fingerprint="f", purpose="step", step=1, duration_ns=5_000, exact=False
+    )
+    profile = Profile.of([(ran, 3_000, 0), (ran, 9_500, 0)], (), 0, 1_000, 9_000)
+    profile._windows.fault = "another trace is taken"
+
+    assert profile.duty_cycle == (2_000 + 4_500) / 8_000
+
+
 def test_a_saved_profile_is_read_back_as_it_was(taken, tmp_path):
     loaded = Profile.load(taken.save(tmp_path / "t.json"))
 

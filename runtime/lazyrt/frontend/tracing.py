@@ -139,18 +139,21 @@ def watch_tracing() -> TracingWatch:
 # ------------------------------------------------------------------------------- pauses
 # Each op notes when it ended, so both ends of a pause are exact. Its lines are samples: a thread looks
 # where the program is if the last op was a while ago. It holds the recorder's lock meanwhile, so that
-# no step sees the frame that it refers to. A look at a busy program costs that 60 µs, so the thread
-# looks often only while it has credit or comes upon pauses whose line is not known.
+# no step sees the frame that it refers to. A look at a busy program takes the interpreter from it, so
+# these looks take a small part of the time: more only while the thread has credit and comes upon
+# pauses whose line is not known.
 
 MIN_PAUSE_NS = 1_000_000
 _OFTEN_S = 0.001
 _SELDOM_S = 0.008
+_PART_OF_TIME = 0.005  # that looks at a busy program take, of both threads
 _CREDIT = 10  # looks at a busy program that a watch begins with
 _PART = 0.1  # of the looks at a busy program that give credit back
 _QUIET_NS = 300_000  # a program that has recorded nothing for so long may be in a pause
 _RESOLUTION = 20  # samples of a long pause lie closer than this part of it
 _FINEST_S = 0.0005
 _COARSEST_S = 0.02
+_LONGEST_S = 0.04
 _MAX_SAMPLES = 10_000
 _MAX_LINES = 8  # of a sample
 _MAX_UNKNOWN = 1_000
@@ -241,7 +244,9 @@ class PauseWatch(Closing):
 
     def _sample(self) -> None:
         clock, credit, pause = events.op_clock, float(_CREDIT), _OFTEN_S
+        spent = looks = 0
         while not self._closed.is_set():
+            begun = time.thread_time_ns()
             time.sleep(pause)
             last = clock[0]
             quiet = time.perf_counter_ns() - last
@@ -251,7 +256,10 @@ class PauseWatch(Closing):
                 continue
             is_often = credit >= 1 and (self._unknown or pause < _SELDOM_S)
             credit += _PART if not is_often else -1
-            pause = _OFTEN_S if is_often else _SELDOM_S
+            spent += time.thread_time_ns() - begun
+            looks += 1
+            seldom = max(2 * spent / looks / 1e9 / _PART_OF_TIME, _SELDOM_S)
+            pause = _OFTEN_S if is_often else min(seldom, _LONGEST_S)
 
     def _look(self) -> None:
         """Note the lines that the thread is at, unless it is recording right now."""

@@ -614,6 +614,7 @@ Listener = Callable[[Event], None]
 # Like every lock here, it can be taken again: a garbage collection runs finalisers anywhere.
 _lock = threading.RLock()
 _subscriptions: tuple[Subscription, ...] = ()
+_listeners: dict[type[Event], tuple[Listener, ...]] = {}  # as far as it was asked for
 # Generated kernels test this list's truth for every op: it is non-empty only while somebody
 # listens to OpRecorded or watches for pauses, and its identity never changes.
 op_listeners: list[object] = []
@@ -642,6 +643,7 @@ class Subscription(Closing):
         global _subscriptions
         with _lock:
             _subscriptions = tuple(s for s in _subscriptions if s is not self)
+            _listeners.clear()
             if self in op_listeners:
                 op_listeners.remove(self)
             if self in scope_listeners:
@@ -670,6 +672,7 @@ def subscribe(
     subscription = Subscription(listener, kinds, exact=exact)
     with _lock:
         _subscriptions = (*_subscriptions, subscription)
+        _listeners.clear()
         if any(issubclass(OpRecorded, kind) for kind in kinds):
             op_listeners.append(subscription)
         if not kinds or any(issubclass(ScopeFinished, kind) for kind in kinds):
@@ -745,13 +748,24 @@ def emit(event: Event) -> None:
 
     A listener that raises is logged and skipped: the step goes on.
     """
-    for subscription in _subscriptions:
-        kinds = subscription.kinds
-        if not (
-            isinstance(event, kinds) if kinds else not isinstance(event, OpRecorded)
-        ):
-            continue
+    kind = event.__class__
+    listeners = _listeners.get(kind)
+    for listener in _listeners_of(kind) if listeners is None else listeners:
         try:
-            subscription.listener(event)
+            listener(event)
         except Exception:  # noqa: BLE001 - the step goes on
-            _log.exception("a listener failed on %s", type(event).__name__)
+            _log.exception("a listener failed on %s", kind.__name__)
+
+
+def _listeners_of(kind: type[Event]) -> tuple[Listener, ...]:
+    with _lock:
+        found = _listeners[kind] = tuple(
+            each.listener
+            for each in _subscriptions
+            if (
+                issubclass(kind, each.kinds)
+                if each.kinds
+                else not issubclass(kind, OpRecorded)
+            )
+        )
+    return found
