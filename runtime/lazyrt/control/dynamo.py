@@ -40,7 +40,6 @@ from lazyrt.frontend.torch_compat import (
     aten,
     below_autograd,
     dynamo_is_loaded,
-    foreach_copy_,
     is_lazy,
     name_backend,
     never_trace_beneath,
@@ -326,13 +325,16 @@ class _Mixed:
         results = graph.graph.find_nodes(op="output")[0].args[0]
         writes = [node for node in host if _is_write(node)]
         host = [node for node in host if not _is_write(node)]
+        fills = [node for node in writes if not node.args[0].meta["val"].dim()]  # type: ignore[union-attr]
+        copies = [node for node in writes if node not in fills]
         read = _inputs_of(device)
         numbers = [node for node in read if _is_on_host(node)]
         inputs = [node for node in read if not _is_on_host(node)]
-        holders = list(dict.fromkeys(_holder(node) for node in numbers))
-        written = [node.args[1] for node in writes]
+        filled: list[Any] = [node.args[1] for node in fills]
+        copied = [node.args[1] for node in copies]
+        holders = list(dict.fromkeys(map(_holder, [*numbers, *filled])))
 
-        made = _needed(host, [*inputs, *holders, *results, *written])
+        made = _needed(host, [*inputs, *holders, *results, *copied])
         recorded = _needed(device, results)
         constants = [part for part in results if not isinstance(part, torch.fx.Node)]
         row = [*args, *made, *recorded, *constants]
@@ -354,9 +356,9 @@ class _Mixed:
         )
         self._take_numbers = picker(starts[_holder(n)] + _index(n) for n in numbers)
         self._constants = constants
-        self._take_targets = picker(place(node.args[0]) for node in writes)
-        self._take_written = picker(map(place, written))
-        self._writes = bool(writes)
+        self._take_filled = picker(place(node.args[0]) for node in fills)
+        self._take_fills = picker(starts[_holder(n)] + _index(n) for n in filled)
+        self._copies = [(place(node.args[0]), place(node.args[1])) for node in copies]
         self._take_results = picker(map(place, results))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -369,8 +371,13 @@ class _Mixed:
             numbers += found if found.__class__ is list else [found]
         row += self._device(self._take_inputs(row), self._take_numbers(numbers))
         row += self._constants
-        if self._writes:
-            foreach_copy_(list(self._take_targets(row)), list(self._take_written(row)))
+        # A number is written in half the time of a copy from an element of the vector.
+        for target, number in zip(
+            self._take_filled(row), self._take_fills(numbers), strict=True
+        ):
+            target.fill_(number)
+        for place, source in self._copies:
+            row[place].copy_(row[source])
         return self._take_results(row)
 
 
@@ -478,6 +485,8 @@ def _only_records(node: torch.fx.Node) -> bool:
         return isinstance(_attribute(node), torch.Tensor)
     if node.op != "call_function":
         return False
+    if node.target is _in_a_vector:
+        return True
     if isinstance(node.target, OpOverload):
         return _is_write(node) or not node.target._schema.is_mutable
     if isinstance(node.target, OperatorBase):
@@ -647,6 +656,12 @@ def _vector(
     whole = [(operator.getitem, (source, k)) for k in range(len(elements))]
     if source in made and [(e.target, e.args) for e in elements] == whole:
         return made[source]  # type: ignore[index]
-    vector = graph.call_function(aten.stack.default, (list(elements),))
+    vector = graph.call_function(_in_a_vector, (list(elements),))
     vector.meta["val"] = first.meta["val"].new_empty(len(elements))
     return vector
+
+
+def _in_a_vector(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a vector of numbers of the CPU, each exactly as it is; stacking takes three times as long."""
+    read = [number.item() for number in numbers]
+    return torch.tensor(read, dtype=numbers[0].dtype, device="cpu")

@@ -487,6 +487,12 @@ class Walk:
         self.origin: Provenance | None = None
 
 
+# The user's lines, the outermost first; the module; what generated code stands for; the package's line.
+_Found = tuple[
+    tuple["SourceLocation", ...], str, "Original | None", "SourceLocation | None"
+]
+
+
 class _Mark:
     """What a walk has found from a frame outward, for the walks that come to that frame again.
 
@@ -504,12 +510,13 @@ class _Mark:
 
     __slots__ = ("compiled", "epoch", "library", "module", "root", "stack")
 
-    def __init__(self) -> None:
-        self.stack: tuple[SourceLocation, ...] = ()
-        self.module = ""
-        self.root: _Reference | None = None
-        self.compiled: Original | None = None
-        self.library: SourceLocation | None = None
+    def __init__(
+        self,
+        found: _Found = ((), "", None, None),
+        root: _Reference | None = None,
+    ) -> None:
+        self.stack, self.module, self.compiled, self.library = found
+        self.root = root
         self.epoch = _epoch
 
     def __call__(self, *_: object) -> _Mark:
@@ -518,40 +525,36 @@ class _Mark:
     def __bool__(self) -> bool:
         return False
 
-    def inward(
+    def within(
         self,
         stack: list[SourceLocation],
         library: SourceLocation | None,
         compiled: Original | None,
-    ) -> _Mark:
+    ) -> _Found:
         """Return what holds with some frames more, whose lines come innermost first."""
-        if not stack and library is None and compiled is None:
-            return self
-        found = _Mark()
-        found.module, found.root = self.module, self.root
-        found.compiled = compiled or self.compiled
-        found.library = self.library if library is None and not stack else library
-        found.stack = self.stack
-        if stack:
-            found.stack = (*self.stack, *reversed(stack))[-_MAX_STACK:]
-        return found
+        if not stack:
+            return (
+                self.stack,
+                self.module,
+                compiled or self.compiled,
+                library or self.library,
+            )
+        lines = (*self.stack, *reversed(stack))[-_MAX_STACK:]
+        return lines, self.module, compiled or self.compiled, library
 
     def called(self, frame: FrameType) -> _Mark:
         """Return what holds below a call of a module."""
         module = _called(frame)
         if module is None:
             return self
-        found = _Mark()
-        found.stack, found.library = self.stack, self.library
-        found.compiled = self.compiled
         root = None if self.root is None else self.root()
         # No `or`: a module may have a length, or refuse to.
         root = module if root is None else root
-        found.module, found.root = _name_of(module, root)
-        return found
+        name, reference = _name_of(module, root)
+        return _Mark((self.stack, name, self.compiled, self.library), reference)
 
 
-def _walk(start: FrameType | None) -> _Mark:
+def _walk(start: FrameType | None) -> _Found:
     """Return what the stack tells."""
     anchor: _Anchor | None = live.anchor
     held = None if anchor is None else anchor.frame
@@ -592,14 +595,15 @@ def _walk(start: FrameType | None) -> _Mark:
             stack += [anchor.code[frame.f_lasti], *anchor.outward]
         elif anchor is None:
             live.anchor = _find_anchor(start) or _NO_ANCHOR
-    found = found.inward(stack, library, compiled)
     for frame, kind, *inner in reversed(parts):
+        if stack or library is not None or compiled is not None:
+            found = _Mark(found.within(stack, library, compiled), found.root)
         if kind == "call":
             found = found.called(frame)
         if not frame.f_trace:  # no debugger's
             frame.f_trace = found
-        found = found.inward(*inner)
-    return found
+        stack, library, compiled = inner
+    return found.within(stack, library, compiled)
 
 
 def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
@@ -613,9 +617,9 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     """
     global _latest
     if walk is None or walk.stack is None:
-        found = _walk(sys._getframe(depth))
-        stack, module, compiled = found.stack, found.module, found.compiled
-        library = found.library if stack else None
+        stack, module, compiled, library = _walk(sys._getframe(depth))
+        if not stack:
+            library = None
         if walk is not None:
             walk.stack, walk.module, walk.compiled = stack, module, compiled
             walk.library = library
@@ -864,9 +868,10 @@ def _path(modules: list[torch.nn.Module]) -> str:
         return type(root).__name__
     names = _module_names.get(root)
     if names is None or inner not in names:
-        names = weakref.WeakKeyDictionary(
-            (module, name) for name, module in root.named_modules()
-        )
-        _module_names[root] = names
-        _paths.clear()
+        made = _Names((module, name) for name, module in root.named_modules())
+        if (
+            made != names
+        ):  # else it is no part of the other, such as a loss made for one call
+            names = _module_names[root] = made
+            _paths.clear()
     return names.get(inner, type(inner).__name__)

@@ -42,7 +42,6 @@ DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
 aten = torch.ops.aten
 OpOverload = torch._ops.OpOverload
 OperatorBase = torch._ops.OperatorBase
-foreach_copy_ = torch._foreach_copy_
 # torch's own class, whatever name `torch.Generator` stands for later.
 TorchGenerator = torch._C.Generator
 create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -29,8 +28,7 @@ Args = tuple[Any, ...]
 Table = dict[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardOf:
+class BackwardOf(NamedTuple):
     """The autograd node in which an op ran, joined to the forward op that created it."""
 
     autograd_node: str
@@ -38,8 +36,7 @@ class BackwardOf:
     forward: Provenance | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """Where an op came from.
 
     Attributes:
