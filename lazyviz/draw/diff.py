@@ -10,7 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.explain.hlo_causes import state_of
 from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.trace import TUPLES
 from lazyviz.draw.boxes import node_box
 from lazyviz.draw.model import MARKS, Box, DrawGraph, clip, path_text
 
@@ -163,6 +165,20 @@ class Side(NamedTuple):
     number: Callable[[int], int]
 
 
+class _Unit(NamedTuple):
+    """What is drawn as one box.
+
+    Attributes:
+        spot: The node, or the op of which others are results.
+        called: What state of many parameters is called; empty for anything else.
+        state: All of it.
+    """
+
+    spot: Spot
+    called: str = ""
+    state: tuple[Spot, ...] = ()
+
+
 def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> DrawGraph:
     """Return the changed nodes of a diff with one hop of context; see `Union.overview`."""
     return Union(found).overview(budget)
@@ -272,9 +288,11 @@ class Union:
         follow: dict[Spot, None] = {}
         first: set[Spot] = set()  # of the first place, on which a view opens
         for group in self.places:
-            spots = self._connected(group.exemplar, max(4, budget // 3))
-            own = [spot for spot in spots if spot in self.causes]
-            follow |= dict.fromkeys(spot for spot in spots if spot not in self.causes)
+            room = max(4, budget // 3)
+            spots = self._connected(group.exemplar, len(self.changes))
+            own = self._first_units([s for s in spots if s in self.causes], room)
+            rest = [spot for spot in spots if spot not in self.causes]
+            follow |= dict.fromkeys(rest[:room])
             if not own or (chosen and len(chosen) + len(own) > budget):
                 continue
             first = first or set(own)
@@ -284,6 +302,41 @@ class Union:
         if len(drawn.boxes) + len(rest) <= _FEW:
             return self._with_context(chosen | dict.fromkeys(follow, 1), first, budget)
         return self._with_follow_ups(drawn, budget)
+
+    def begins(self, group: HunkGroup) -> bool:
+        """Return whether a change begins in places that look alike."""
+        return not self.causes.isdisjoint(self._spots(group.exemplar))
+
+    @cached_property
+    def _units(self) -> dict[Spot, _Unit]:
+        """What is drawn as one: state of many parameters, and an op with its several results."""
+        found: dict[Spot, _Unit] = {}
+        for side in ("a", "b"):
+            graph = self.side(side)
+            alike: dict[Change, list[int]] = {}
+            for node, op in enumerate(graph.ops):
+                spot = (side, node)
+                if op in TUPLES and graph.ops[graph.operands[node][0]] != PARAMETER:
+                    of = (side, graph.operands[node][0])
+                    if self.changes.get(of) == self.changes.get(spot):
+                        found[spot] = _Unit(of)
+                elif op == PARAMETER and spot in self.changes:
+                    alike.setdefault(self.changes[spot], []).append(node)
+            for inputs in alike.values():
+                for words, nodes in state_of(graph, inputs).items():
+                    if len(nodes) > 1:
+                        called = words.format(f"{len(nodes):,}").replace("`", "")
+                        state = tuple((side, k) for k in nodes)
+                        found |= dict.fromkeys(state, _Unit(state[0], called, state))
+        return found
+
+    def _unit(self, spot: Spot) -> _Unit:
+        return self._units.get(spot, _Unit(spot))
+
+    def _first_units(self, spots: list[Spot], most: int) -> list[Spot]:
+        units = dict.fromkeys(map(self._unit, spots))
+        kept = set(list(units)[:most])
+        return [spot for spot in spots if self._unit(spot) in kept]
 
     def _with_follow_ups(self, drawn: DrawGraph, budget: int) -> DrawGraph:
         """Return a drawing with what follows from it in pale boxes, one for each module.
@@ -305,9 +358,10 @@ class Union:
         groups: dict[tuple[str, ...], list[Spot]] = {}
         for spot in spots:
             groups.setdefault(paths[spot][:depth], []).append(spot)
-        boxes, where = list(drawn.boxes), {}
+        boxes = list(drawn.boxes)
+        where: dict[Spot, int] = {}
         for k, box in enumerate(boxes):
-            where[self.spot(box.members[0])] = k
+            where |= {self.spot(member): k for member in box.members}
         for path, members in groups.items():
             where |= dict.fromkeys(members, len(boxes))
             boxes.append(self._fold(path, members))
@@ -341,7 +395,8 @@ class Union:
     def folded(self, spots: Iterable[Spot], budget: int) -> DrawGraph:
         """Return what a folded box holds, with its surroundings; the first of it if it is much."""
         inside = list(spots)[:budget]
-        return self._with_context(dict.fromkeys(inside, 1), set(inside), budget)
+        chosen = dict.fromkeys(inside, 1)
+        return self._with_context(chosen, set(inside), budget, apart=True)
 
     def place(self, group: HunkGroup, budget: int) -> DrawGraph:
         """Return one place of those that look alike, with its surroundings."""
@@ -370,36 +425,63 @@ class Union:
         return self._drawing(list(found), {}, set())
 
     def _with_context(
-        self, chosen: dict[Spot, int], first: set[Spot], budget: int
+        self,
+        chosen: dict[Spot, int],
+        first: set[Spot],
+        budget: int,
+        *,
+        apart: bool = False,
     ) -> DrawGraph:
         context: dict[Spot, None] = {}
         for spot in chosen:
             for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:
                 if near not in chosen and len(chosen) + len(context) < 2 * budget:
                     context[near] = None
-        return self._drawing([*chosen, *context], chosen, first)
+        return self._drawing([*chosen, *context], chosen, first, apart=apart)
 
     def _drawing(
-        self, spots: list[Spot], chosen: dict[Spot, int], first: set[Spot]
+        self,
+        spots: list[Spot],
+        chosen: dict[Spot, int],
+        first: set[Spot],
+        *,
+        apart: bool = False,
     ) -> DrawGraph:
+        """Return nodes as a drawing.
+
+        Args:
+            spots: The nodes.
+            chosen: Those that are drawn for themselves, with how many places look alike.
+            first: Those on which a view opens.
+            apart: Whether each has a box of its own, members of a unit too.
+        """
         spots.sort(key=self._height)
-        position = {spot: k for k, spot in enumerate(spots)}
+        units: dict[_Unit, list[Spot]] = {}
+        for spot in spots:
+            unit = _Unit(spot) if apart else self._unit(spot)
+            units.setdefault(unit, list(unit.state)).append(spot)
+        position = {s: k for k, each in enumerate(units.values()) for s in each}
         edges: dict[Change, set[tuple[int, int]]] = {
             "same": set(), "added": set(), "removed": set()
         }  # fmt: skip
         for end in spots:
             for start, what in self._incoming(end):
-                if start in position:
+                if position.get(start, position[end]) != position[end]:
                     edges[what].add((position[start], position[end]))
         boxes = []
-        for spot in spots:
+        for unit, members in units.items():
+            if unit.state:
+                boxes.append(self._state_box(unit, first))
+                continue
+            spot = unit.spot
             near = () if spot in chosen else self._neighbours(spot)
             hidden = sum(1 for each in near if each not in position)
             is_pale = spot in self.changes and spot not in self.causes
             box = replace(self._box(spot), hidden=hidden, is_first=spot in first)
             box = replace(box, follows=is_pale)
-            boxes.append(replace(box, count=chosen.get(spot, 1)))
-        drawn = sum(1 for spot in spots if spot in self.changes)
+            numbers = tuple(self.number(*s) for s in dict.fromkeys([spot, *members]))
+            boxes.append(replace(box, count=chosen.get(spot, 1), members=numbers))
+        drawn = sum(1 for spot in position if spot in self.changes)
         return DrawGraph(
             boxes=tuple(boxes),
             edges=tuple(sorted(set().union(*edges.values()))),
@@ -409,6 +491,27 @@ class Union:
             removed=frozenset(edges["removed"]),
             left_out=len(self.changes) - drawn,
         )
+
+    def _state_box(self, unit: _Unit, first: set[Spot]) -> Box:
+        """Return the box of an optimizer's state of many parameters, or of many numbers."""
+        what = self.changes[unit.spot]
+        return Box(
+            label=f"{MARKS[what]} {unit.called}",
+            detail=f"{len(unit.state):,} inputs",
+            kind="group",
+            members=tuple(self.number(*spot) for spot in unit.state),
+            change=what,
+            is_first=not first.isdisjoint(unit.state),
+        )
+
+    @cached_property
+    def _outputs(self) -> dict[str, tuple[set[int], set[int]]]:
+        """The results of both programs: those that are held, and those saved for a backward."""
+        sides = {"a": self.found.a, "b": self.found.b}
+        return {
+            side: (graph.held_outputs, set(graph.outputs) - graph.held_outputs)
+            for side, graph in sides.items()
+        }
 
     def _height(self, spot: Spot) -> tuple[float, str]:
         """Return how far into the program a node is, on a scale that both sides share."""
@@ -479,7 +582,10 @@ class Union:
         side, node = spot
         graph = self.side(side)
         called = graph.holders.get(node, "") if graph.ops[node] == PARAMETER else ""
-        box = node_box(graph, node, called, is_root=node in graph.outputs)
+        held, saved = self._outputs[side]
+        box = node_box(
+            graph, node, called, is_root=node in held, is_saved=node in saved
+        )
         what = self.changes.get(spot, "same")
         if what == "changed":
             detail = change(self.found, self.found.partner_b[node], node)

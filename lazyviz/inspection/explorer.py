@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -517,7 +517,7 @@ class Explorer(Walk["Program"]):
             found = (k for k, box in enumerate(graph.boxes) if box.members == members)
             index = next(found)
             made.append(unfold(view.graph, graph, index, self._budget))
-        graph = replace(made[-1], classes=self._program.classes)
+        graph = made[-1]
         self._plain = graph
         if draws_frames():
             graph = named_in_frames(graph)

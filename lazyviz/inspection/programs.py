@@ -51,7 +51,6 @@ class Program:
         name: What it is called in titles.
         drawing: The drawing with nothing folded.
         place: Position in the drawing of each node.
-        classes: Of the modules of the process, by their names.
         overlays: Names of the overlays that it has.
     """
 
@@ -60,19 +59,10 @@ class Program:
 
     def __init__(self, name: str, drawing: DrawGraph) -> None:
         self.name = name
-        self.drawing = drawing
+        self.drawing = replace(drawing, classes=session.module_classes())
         self.place = {
             box.members[0]: i for i, box in enumerate(drawing.boxes) if box.members
         }
-
-    @cached_property
-    def classes(self) -> Mapping[str, str]:
-        """The classes of modules, by their names; none where no program runs here."""
-        if session.runtime() is None:
-            return {}
-        from lazyrt.tools import provenance
-
-        return provenance.module_classes()
 
     @property
     def title(self) -> str:

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import plural, size_text
 from lazygraph.readable import Readable, one_line, text_table
+from lazygraph.snapshot import AUTOGRAD
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.input_provenance import holdings
 from lazyrt.frontend.names import Walk
 from lazyrt.frontend.referrers import (
-    AUTOGRAD,
     BACKWARD_OF,
     TRACEBACK,
     Held,
     holders_of_buffers,
+    saved_for_backward,
 )
 from lazyrt.ir import sharding
 from lazyrt.ir.costs import ancestor_counts, ancestors
@@ -747,7 +748,7 @@ def holdings_in(graph: Graph, namespace: Mapping[str, Any]) -> dict[Value, Holdi
         walk.add_namespace(namespace)
         walk.run()
         names = {key: found[0] for key, found in walk.holders.items()}
-        return holdings(graph, names)
+        return holdings(graph, saved_for_backward(extra=namespace) | names)
 
 
 # --- for an error

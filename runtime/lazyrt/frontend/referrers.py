@@ -15,7 +15,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.snapshot import Name
+from lazygraph.snapshot import AUTOGRAD, Name
 from lazyrt.execution import deferred_asserts
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import locals_of, namespaces
@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 TRACEBACK = "traceback"
 # Whose frames are nothing that a user lets go of.
 _OWN = frozenset(("lazygraph", "lazyrt", "lazyviz"))
-AUTOGRAD = "autograd"
 BACKWARD_OF = "backward of "
 _LAST_ERROR = "sys.last_value"
 _CHECK = "a check of torch's"
@@ -88,9 +87,14 @@ def holders_of_buffers(
         }
 
 
-def saved_for_backward(depth: int = 1) -> dict[int, Name]:
-    """Return the buffers that autograd alone holds, by identity, under a name without a text."""
-    held = holders_of_buffers(depth=depth + 1)
+def saved_for_backward(
+    depth: int = 1, extra: Mapping[str, Any] | None = None
+) -> dict[int, Name]:
+    """Return the buffers that autograd alone holds, by identity, under a name without a text.
+
+    See `holders_of_buffers`.
+    """
+    held = holders_of_buffers(extra, depth + 1)
     saved = Name("", AUTOGRAD)
     return {
         key: saved
