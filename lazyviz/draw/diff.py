@@ -286,17 +286,21 @@ class Union:
         """
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
         follow: dict[Spot, None] = {}
+        units: set[_Unit] = set()
         first: set[Spot] = set()  # of the first place, on which a view opens
         for group in self.places:
             room = max(4, budget // 3)
             spots = self._connected(group.exemplar, len(self.changes))
-            own = self._first_units([s for s in spots if s in self.causes], room)
             rest = [spot for spot in spots if spot not in self.causes]
             follow |= dict.fromkeys(rest[:room])
-            if not own or (chosen and len(chosen) + len(own) > budget):
+            begun = [spot for spot in spots if spot in self.causes]
+            own = set([*dict.fromkeys(map(self._unit, begun))][:room])
+            if not own or (units and len(units | own) > budget):
                 continue
-            first = first or set(own)
-            chosen |= dict.fromkeys(own, group.places)
+            units |= own
+            begun = [spot for spot in begun if self._unit(spot) in own]
+            first = first or set(begun)
+            chosen |= dict.fromkeys(begun, group.places)
         drawn = self._with_context(chosen, first, budget)
         rest = [spot for spot in self.changes if spot not in self.causes]
         if len(drawn.boxes) + len(rest) <= _FEW:
@@ -320,11 +324,14 @@ class Union:
                     of = (side, graph.operands[node][0])
                     if self.changes.get(of) == self.changes.get(spot):
                         found[spot] = _Unit(of)
-                elif op == PARAMETER and spot in self.changes:
-                    alike.setdefault(self.changes[spot], []).append(node)
-            for inputs in alike.values():
+                elif op == PARAMETER:
+                    what = self.changes.get(spot, "same")
+                    alike.setdefault(what, []).append(node)
+            for what, inputs in alike.items():
                 for words, nodes in state_of(graph, inputs).items():
-                    if len(nodes) > 1:
+                    # What is the same stands beside the layer that reads it.
+                    is_read_apart = what == "same" and words == "{} parameters"
+                    if len(nodes) > 1 and not is_read_apart:
                         called = words.format(f"{len(nodes):,}").replace("`", "")
                         state = tuple((side, k) for k in nodes)
                         found |= dict.fromkeys(state, _Unit(state[0], called, state))
@@ -332,11 +339,6 @@ class Union:
 
     def _unit(self, spot: Spot) -> _Unit:
         return self._units.get(spot, _Unit(spot))
-
-    def _first_units(self, spots: list[Spot], most: int) -> list[Spot]:
-        units = dict.fromkeys(map(self._unit, spots))
-        kept = set(list(units)[:most])
-        return [spot for spot in spots if self._unit(spot) in kept]
 
     def _with_follow_ups(self, drawn: DrawGraph, budget: int) -> DrawGraph:
         """Return a drawing with what follows from it in pale boxes, one for each module.
@@ -433,10 +435,12 @@ class Union:
         apart: bool = False,
     ) -> DrawGraph:
         context: dict[Spot, None] = {}
+        units = {self._unit(spot) for spot in chosen}
         for spot in chosen:
             for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:
-                if near not in chosen and len(chosen) + len(context) < 2 * budget:
+                if near not in chosen and len(units) < 2 * budget:
                     context[near] = None
+                    units.add(self._unit(near))
         return self._drawing([*chosen, *context], chosen, first, apart=apart)
 
     def _drawing(
@@ -494,9 +498,9 @@ class Union:
 
     def _state_box(self, unit: _Unit, first: set[Spot]) -> Box:
         """Return the box of an optimizer's state of many parameters, or of many numbers."""
-        what = self.changes[unit.spot]
+        what = self.changes.get(unit.spot, "same")
         return Box(
-            label=f"{MARKS[what]} {unit.called}",
+            label=unit.called if what == "same" else f"{MARKS[what]} {unit.called}",
             detail=f"{len(unit.state):,} inputs",
             kind="group",
             members=tuple(self.number(*spot) for spot in unit.state),
