@@ -61,7 +61,7 @@ _MAX_FALLBACKS = 50
 _WHOLE = "whole graph"
 _NOT_KEPT = (
     "This step has run, and its inputs are not kept: a click shows what tensors still hold. "
-    "`lazyrt.config.keep_values = 'last'` keeps them from the next step on."
+    "`lazyrt.config.keep_values = 'last'` keeps those of the last step, a number those of so many."
 )
 _FOLDING_NAMES: dict[Folding, str] = {
     "auto": "to an overview",

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazygraph.graph import CONSTANT
+from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
@@ -126,10 +127,16 @@ class IrProgram(Program):
         drawing = draw_graph(graph, names=names, holdings=held)
         super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
         self.graph = graph
+        self._saved = {v for v, h in (held or {}).items() if h.holder == AUTOGRAD}
         self.inspection = inspection
         self.measured: dict[int, int] = {}
         self.checked: dict[Value, NonFinite] = {}
         self._nodes = {node.id: node for node in graph.nodes}
+
+    @cached_property
+    def outputs(self) -> int:
+        """How many outputs it has, of which one op may give several: what autograd saves is none."""
+        return sum(root not in self._saved for root in self.graph.roots)
 
     def listing(self) -> str:
         """Return one line for each op."""

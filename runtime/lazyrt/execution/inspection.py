@@ -20,6 +20,7 @@ from lazygraph.numbers import plural
 from lazygraph.readable import Readable
 from lazygraph.snapshot import AUTOGRAD
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
     copy_on_donate,
@@ -624,9 +625,11 @@ class Inspection(Readable):
 
 
 def _ran(step: int, what: str) -> str:
+    kept = config.keep_values
+    more = "'last'" if kept == "off" else f"a larger number than now ({kept!r})"
     return (
         f"the value of {what} is gone: step {step}, which computed it, has run, and no tensor "
-        "holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = 'last' and "
+        f"holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = {more} and "
         "run the step once more, or look before its barrier."
     )
 
