@@ -37,12 +37,12 @@ function render({ model, el }) {
   // A long path breaks between its parts, not within a word.
   const breakable = (cell) => {
     const parts = cell.textContent.split(/(?<=\.)/);
-    cell.replaceChildren(...parts.flatMap((part, k) => (k ? [element("wbr"), part] : [part])));
+    if (!cell.children.length) cell.replaceChildren(...parts.flatMap((part, k) => (k ? [element("wbr"), part] : [part])));
   };
   const fill = () => {
     const spot = place();
     table.replaceChildren(...safe(model.get("table")));
-    for (const cell of table.querySelectorAll("tbody td:nth-child(2)")) breakable(cell);
+    for (const cell of table.querySelectorAll("tbody td:nth-child(2), tbody td:nth-last-child(2)")) breakable(cell);
     back(spot);
   };
   const say = () => {
