@@ -162,7 +162,7 @@ function render({ model, el }) {
   tellKeys(help, HELP);
   head.append(title, question); tools.append(choices, zooms, search);
   bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
-  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
+  keepKeys(root);
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
   for (const twin of twins) twin.style.display = "none";

@@ -13,7 +13,7 @@ function render({ model, el }) {
   refresh.type = "button"; refresh.dataset.kind = "refresh"; refresh.title = "make the table anew (r)";
   waiting.hidden = true; waiting.setAttribute("role", "status"); note.setAttribute("role", "status"); title.setAttribute("role", "status");
   root.setAttribute("role", "region"); root.setAttribute("aria-label", "live tensors");
-  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
+  keepKeys(root);
   const question = element("button", "", "?"), help = element("div", "lzl-help");
   question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
   help.hidden = true; tellKeys(help, HELP);
