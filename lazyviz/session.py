@@ -83,6 +83,15 @@ def runtime() -> ModuleType | None:
     return module if hasattr(module, "activity") else None
 
 
+def module_classes() -> Mapping[str, str]:
+    """Return the classes of modules, by their names; none where no program runs here."""
+    if runtime() is None:
+        return {}
+    from lazyrt.tools import provenance
+
+    return provenance.module_classes()
+
+
 def current(shell: InteractiveShell | None = None) -> Session | None:
     """Return the session of a shell, by default the running one; None when not loaded."""
     if shell is None:
@@ -426,7 +435,8 @@ class Session:
 
         names, runs = self.names_in(graph), self.runs_of(graph)
         held = self._holdings_of(graph) if held is None else held
-        return draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
+        drawing = draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
+        return dataclasses.replace(drawing, classes=module_classes())
 
     def _holdings_of(self, graph: Graph) -> Mapping[Value, Holding] | None:
         """Return what a graph's inputs and outputs are to the user, if it is small and pending."""

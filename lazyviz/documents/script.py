@@ -23,13 +23,19 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    # Behind the script the outputs are ours, too, up to a `--`.
+    given: list[str] = options.arguments
+    end = given.index("--") if "--" in given else len(given)
+    outputs = argparse.ArgumentParser(parser.prog, add_help=False, allow_abbrev=False)
+    _add_outputs(outputs)
+    _, own = outputs.parse_known_args(given[:end], options)
     for output in (options.report, options.trace):
         keep_inputs(parser, output, [options.script])
     if not options.script.is_file():
         parser.error(f"there is no file {str(options.script)!r}. Name a Python script.")
     shell = _shell()
     shell.run_line_magic("load_ext", "lazyviz")
-    words = [str(options.script), *options.arguments]
+    words = [str(options.script), *own, *given[end + 1 :]]
     line = f"%run {shlex.join(words)}"
     shell.run_cell(line, store_history=True)  # type: ignore[no-untyped-call]
     status = _status(getattr(sys, "last_value", None))  # %run shows errors itself
@@ -69,14 +75,20 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a Python script as a notebook runs a cell: its strip is printed at the "
         "end. The exit status is the script's own.",
     )
+    _add_outputs(parser)
+    parser.add_argument("script", type=Path, help="the script")
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        help="what the script gets; --report and --trace only behind a --",
+    )
+    return parser
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", type=output_file, metavar="FILE", help="write the session as a page"
     )
     parser.add_argument(
         "--trace", type=output_file, metavar="FILE", help="write a trace for Perfetto"
     )
-    parser.add_argument("script", type=Path, help="the script")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the script gets"
-    )
-    return parser

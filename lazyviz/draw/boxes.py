@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import flops, type_bytes
 from lazyviz.draw.model import (
     BACKWARD,
@@ -135,7 +136,6 @@ def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
     return {value: held.name for value, held in holdings.items() if held.name}
 
 
-_AUTOGRAD = "autograd"
 _HOLDERS = {
     "module": "parameter",
     "buffer": "buffer",
@@ -172,7 +172,7 @@ def _node_marks(
 def _is_saved(node: Node, holdings: Mapping[Any, Holding]) -> bool:
     """Return whether autograd alone holds what a node gives."""
     held = [holdings[value] for value in node.outputs if value in holdings]
-    return bool(held) and all(each.holder == _AUTOGRAD for each in held)
+    return bool(held) and all(each.holder == AUTOGRAD for each in held)
 
 
 def _updates(
@@ -313,12 +313,20 @@ def draw_hlo(
         site_text: Writes a source line for people.
     """
     names = _names(graph, inputs or {}, outputs or {})
+    held = graph.held_outputs
     roots = set(graph.outputs)
+    saved = roots - held
     # Constants are read all over a program: they are told in words, at their readers.
     drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
     where = {node: position for position, node in enumerate(drawn)}
     boxes = [
-        node_box(graph, node, names.get(node, ""), is_root=node in roots)
+        node_box(
+            graph,
+            node,
+            names.get(node, ""),
+            is_root=node in held,
+            is_saved=node in saved,
+        )
         for node in drawn
     ]
     edges = {
@@ -349,14 +357,17 @@ def _names(
     return names
 
 
-def node_box(graph: Graph, node: int, called: str = "", *, is_root: bool) -> Box:
+def node_box(
+    graph: Graph, node: int, called: str = "", *, is_root: bool, is_saved: bool = False
+) -> Box:
     """Return the box of an instruction; inputs and numbers have no members.
 
     Args:
         graph: The program.
         node: The instruction.
         called: The user's variable that holds it.
-        is_root: Whether it is an output.
+        is_root: Whether it is an output that the program holds.
+        is_saved: Whether it is one that autograd alone holds.
     """
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
     if label.op == PARAMETER:
@@ -391,6 +402,7 @@ def node_box(graph: Graph, node: int, called: str = "", *, is_root: bool) -> Box
         is_root=is_root,
         name=called,
         members=(node,),
+        marks=(SAVED,) if is_saved else (),
     )
 
 

@@ -10,7 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.explain.hlo_causes import state_of
 from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.trace import TUPLES
 from lazyviz.draw.boxes import node_box
 from lazyviz.draw.model import MARKS, Box, DrawGraph, clip, path_text
 
@@ -163,6 +165,20 @@ class Side(NamedTuple):
     number: Callable[[int], int]
 
 
+class _Unit(NamedTuple):
+    """What is drawn as one box.
+
+    Attributes:
+        spot: The node, or the op of which others are results.
+        called: What state of many parameters is called; empty for anything else.
+        state: All of it.
+    """
+
+    spot: Spot
+    called: str = ""
+    state: tuple[Spot, ...] = ()
+
+
 def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> DrawGraph:
     """Return the changed nodes of a diff with one hop of context; see `Union.overview`."""
     return Union(found).overview(budget)
@@ -270,20 +286,59 @@ class Union:
         """
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
         follow: dict[Spot, None] = {}
+        units: set[_Unit] = set()
         first: set[Spot] = set()  # of the first place, on which a view opens
         for group in self.places:
-            spots = self._connected(group.exemplar, max(4, budget // 3))
-            own = [spot for spot in spots if spot in self.causes]
-            follow |= dict.fromkeys(spot for spot in spots if spot not in self.causes)
-            if not own or (chosen and len(chosen) + len(own) > budget):
+            room = max(4, budget // 3)
+            spots = self._connected(group.exemplar, len(self.changes))
+            rest = [spot for spot in spots if spot not in self.causes]
+            follow |= dict.fromkeys(rest[:room])
+            begun = [spot for spot in spots if spot in self.causes]
+            own = set([*dict.fromkeys(map(self._unit, begun))][:room])
+            if not own or (units and len(units | own) > budget):
                 continue
-            first = first or set(own)
-            chosen |= dict.fromkeys(own, group.places)
+            units |= own
+            begun = [spot for spot in begun if self._unit(spot) in own]
+            first = first or set(begun)
+            chosen |= dict.fromkeys(begun, group.places)
         drawn = self._with_context(chosen, first, budget)
         rest = [spot for spot in self.changes if spot not in self.causes]
         if len(drawn.boxes) + len(rest) <= _FEW:
             return self._with_context(chosen | dict.fromkeys(follow, 1), first, budget)
         return self._with_follow_ups(drawn, budget)
+
+    def begins(self, group: HunkGroup) -> bool:
+        """Return whether a change begins in places that look alike."""
+        return not self.causes.isdisjoint(self._spots(group.exemplar))
+
+    @cached_property
+    def _units(self) -> dict[Spot, _Unit]:
+        """What is drawn as one: state of many parameters, and an op with its several results."""
+        found: dict[Spot, _Unit] = {}
+        for side in ("a", "b"):
+            graph = self.side(side)
+            alike: dict[Change, list[int]] = {}
+            for node, op in enumerate(graph.ops):
+                spot = (side, node)
+                if op in TUPLES and graph.ops[graph.operands[node][0]] != PARAMETER:
+                    of = (side, graph.operands[node][0])
+                    if self.changes.get(of) == self.changes.get(spot):
+                        found[spot] = _Unit(of)
+                elif op == PARAMETER:
+                    what = self.changes.get(spot, "same")
+                    alike.setdefault(what, []).append(node)
+            for what, inputs in alike.items():
+                for words, nodes in state_of(graph, inputs).items():
+                    # What is the same stands beside the layer that reads it.
+                    is_read_apart = what == "same" and words == "{} parameters"
+                    if len(nodes) > 1 and not is_read_apart:
+                        called = words.format(f"{len(nodes):,}").replace("`", "")
+                        state = tuple((side, k) for k in nodes)
+                        found |= dict.fromkeys(state, _Unit(state[0], called, state))
+        return found
+
+    def _unit(self, spot: Spot) -> _Unit:
+        return self._units.get(spot, _Unit(spot))
 
     def _with_follow_ups(self, drawn: DrawGraph, budget: int) -> DrawGraph:
         """Return a drawing with what follows from it in pale boxes, one for each module.
@@ -305,9 +360,10 @@ class Union:
         groups: dict[tuple[str, ...], list[Spot]] = {}
         for spot in spots:
             groups.setdefault(paths[spot][:depth], []).append(spot)
-        boxes, where = list(drawn.boxes), {}
+        boxes = list(drawn.boxes)
+        where: dict[Spot, int] = {}
         for k, box in enumerate(boxes):
-            where[self.spot(box.members[0])] = k
+            where |= {self.spot(member): k for member in box.members}
         for path, members in groups.items():
             where |= dict.fromkeys(members, len(boxes))
             boxes.append(self._fold(path, members))
@@ -341,7 +397,8 @@ class Union:
     def folded(self, spots: Iterable[Spot], budget: int) -> DrawGraph:
         """Return what a folded box holds, with its surroundings; the first of it if it is much."""
         inside = list(spots)[:budget]
-        return self._with_context(dict.fromkeys(inside, 1), set(inside), budget)
+        chosen = dict.fromkeys(inside, 1)
+        return self._with_context(chosen, set(inside), budget, apart=True)
 
     def place(self, group: HunkGroup, budget: int) -> DrawGraph:
         """Return one place of those that look alike, with its surroundings."""
@@ -370,36 +427,65 @@ class Union:
         return self._drawing(list(found), {}, set())
 
     def _with_context(
-        self, chosen: dict[Spot, int], first: set[Spot], budget: int
+        self,
+        chosen: dict[Spot, int],
+        first: set[Spot],
+        budget: int,
+        *,
+        apart: bool = False,
     ) -> DrawGraph:
         context: dict[Spot, None] = {}
+        units = {self._unit(spot) for spot in chosen}
         for spot in chosen:
             for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:
-                if near not in chosen and len(chosen) + len(context) < 2 * budget:
+                if near not in chosen and len(units) < 2 * budget:
                     context[near] = None
-        return self._drawing([*chosen, *context], chosen, first)
+                    units.add(self._unit(near))
+        return self._drawing([*chosen, *context], chosen, first, apart=apart)
 
     def _drawing(
-        self, spots: list[Spot], chosen: dict[Spot, int], first: set[Spot]
+        self,
+        spots: list[Spot],
+        chosen: dict[Spot, int],
+        first: set[Spot],
+        *,
+        apart: bool = False,
     ) -> DrawGraph:
+        """Return nodes as a drawing.
+
+        Args:
+            spots: The nodes.
+            chosen: Those that are drawn for themselves, with how many places look alike.
+            first: Those on which a view opens.
+            apart: Whether each has a box of its own, members of a unit too.
+        """
         spots.sort(key=self._height)
-        position = {spot: k for k, spot in enumerate(spots)}
+        units: dict[_Unit, list[Spot]] = {}
+        for spot in spots:
+            unit = _Unit(spot) if apart else self._unit(spot)
+            units.setdefault(unit, list(unit.state)).append(spot)
+        position = {s: k for k, each in enumerate(units.values()) for s in each}
         edges: dict[Change, set[tuple[int, int]]] = {
             "same": set(), "added": set(), "removed": set()
         }  # fmt: skip
         for end in spots:
             for start, what in self._incoming(end):
-                if start in position:
+                if position.get(start, position[end]) != position[end]:
                     edges[what].add((position[start], position[end]))
         boxes = []
-        for spot in spots:
+        for unit, members in units.items():
+            if unit.state:
+                boxes.append(self._state_box(unit, first))
+                continue
+            spot = unit.spot
             near = () if spot in chosen else self._neighbours(spot)
             hidden = sum(1 for each in near if each not in position)
             is_pale = spot in self.changes and spot not in self.causes
             box = replace(self._box(spot), hidden=hidden, is_first=spot in first)
             box = replace(box, follows=is_pale)
-            boxes.append(replace(box, count=chosen.get(spot, 1)))
-        drawn = sum(1 for spot in spots if spot in self.changes)
+            numbers = tuple(self.number(*s) for s in dict.fromkeys([spot, *members]))
+            boxes.append(replace(box, count=chosen.get(spot, 1), members=numbers))
+        drawn = sum(1 for spot in position if spot in self.changes)
         return DrawGraph(
             boxes=tuple(boxes),
             edges=tuple(sorted(set().union(*edges.values()))),
@@ -409,6 +495,27 @@ class Union:
             removed=frozenset(edges["removed"]),
             left_out=len(self.changes) - drawn,
         )
+
+    def _state_box(self, unit: _Unit, first: set[Spot]) -> Box:
+        """Return the box of an optimizer's state of many parameters, or of many numbers."""
+        what = self.changes.get(unit.spot, "same")
+        return Box(
+            label=unit.called if what == "same" else f"{MARKS[what]} {unit.called}",
+            detail=f"{len(unit.state):,} inputs",
+            kind="group",
+            members=tuple(self.number(*spot) for spot in unit.state),
+            change=what,
+            is_first=not first.isdisjoint(unit.state),
+        )
+
+    @cached_property
+    def _outputs(self) -> dict[str, tuple[set[int], set[int]]]:
+        """The results of both programs: those that are held, and those saved for a backward."""
+        sides = {"a": self.found.a, "b": self.found.b}
+        return {
+            side: (graph.held_outputs, set(graph.outputs) - graph.held_outputs)
+            for side, graph in sides.items()
+        }
 
     def _height(self, spot: Spot) -> tuple[float, str]:
         """Return how far into the program a node is, on a scale that both sides share."""
@@ -479,7 +586,10 @@ class Union:
         side, node = spot
         graph = self.side(side)
         called = graph.holders.get(node, "") if graph.ops[node] == PARAMETER else ""
-        box = node_box(graph, node, called, is_root=node in graph.outputs)
+        held, saved = self._outputs[side]
+        box = node_box(
+            graph, node, called, is_root=node in held, is_saved=node in saved
+        )
         what = self.changes.get(spot, "same")
         if what == "changed":
             detail = change(self.found, self.found.partner_b[node], node)

@@ -83,23 +83,41 @@ _WORDS: dict[Change, str] = {
 
 
 def overview_html(
-    title: str, found: GraphDiff, places: Sequence[HunkGroup], left_out: int
+    title: str,
+    found: GraphDiff,
+    places: Sequence[HunkGroup],
+    begun: Sequence[bool],
+    left_out: int,
 ) -> str:
-    """Return what a diff comes to, with a button for each kind of place."""
+    """Return what a diff comes to, with a button for each kind of place.
+
+    Args:
+        title: The heading.
+        found: The diff.
+        places: The kinds of place.
+        begun: For each of them whether a change begins there; the others are folded.
+        left_out: How many changed nodes are not drawn.
+    """
     first, *others = summary(found)
     remarks = "".join(f"<li>{markup(line)}</li>" for line in others)
-    listed = "".join(
-        f"<li>{button_html(heading(each).removeprefix('@@ '), kind='place', level=k)}</li>"
-        for k, each in enumerate(places[:_MAX_PLACES])
-    )
+    listed: dict[bool, list[str]] = {True: [], False: []}
+    for k, (each, begins) in enumerate(zip(places[:_MAX_PLACES], begun, strict=False)):
+        place = button_html(heading(each).removeprefix("@@ "), kind="place", level=k)
+        listed[begins].append(f"<li>{place}</li>")
+    follow = f"<ul>{''.join(listed[False])}</ul>"
     parts = [
         heading_html(title),
         f"<p>{markup(first)}</p>",
     ]
     if remarks:
         parts.append(f"<ul>{remarks}</ul>")
-    if listed:
-        parts.append(f"<p><b>Where they differ</b></p><ul>{listed}</ul>")
+    if listed[True]:
+        own = "".join(listed[True])
+        parts.append(f"<p><b>Where they differ</b></p><ul>{own}</ul>")
+    if listed[False]:
+        many = text.plural(len(listed[False]), "more place")
+        words = f"{many}, changed only by what they read"
+        parts.append(folded(words, follow))
     if len(places) > _MAX_PLACES:
         parts.append(note_html(f"and {len(places) - _MAX_PLACES:,} more kinds"))
     if left_out > 0:
@@ -274,16 +292,17 @@ def found_html(
 
 
 def fold_html(box: Box, number: int, rows: Sequence[tuple[Change | None, Side]]) -> str:
-    """Return what a box of consequences holds, and a button that opens it.
+    """Return what a box of consequences or of state holds, and a button that opens it.
 
     Args:
         box: The box.
         number: Its position in the drawing.
         rows: Change and place of the first nodes in it.
     """
+    why = "These changed only because of what they read." if box.follows else ""
     return (
         f"{heading_html(box.label)}"
-        f"{note_html('These changed only because of what they read.')}"
+        f"{note_html(why) if why else ''}"
         f"<p>{button_html('Open', kind='open', box=number)}</p>"
         f"{matches_html(_items(rows), len(rows), len(box.members))}"
     )

@@ -87,9 +87,9 @@ def _counts(found: GraphDiff) -> Iterator[str]:
 
 def _remarks(found: GraphDiff) -> Iterator[str]:
     moved = len(found.moved_parameters)
-    if moved and not _numbers_by_use(found) and not _keeps_order(found):
-        same = "equal up to" if found.cost == 0 else "also:"
-        yield f"{same} another order of {plural(moved, 'parameter')}"
+    is_known = _numbers_by_use(found) or _keeps_order(found)
+    if moved and found.cost == 0 and not is_known:
+        yield f"equal up to another order of {plural(moved, 'parameter')}"
     regrouped = found.regrouped
     if regrouped.pairs:
         sizes = [

@@ -111,8 +111,9 @@ class DiffExplorer(Walk[Union]):
         """Return what the diff comes to, for a panel that shows nothing else yet, as HTML."""
         program = self._program
         title = self.crumbs[-1] if len(self._views) > 1 else self.title
+        begun = list(map(program.begins, program.places))
         return diff_panel.overview_html(
-            title, program.found, program.places, self.shown.left_out
+            title, program.found, program.places, begun, self.shown.left_out
         )
 
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:

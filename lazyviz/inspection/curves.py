@@ -205,16 +205,14 @@ class Shown:
         return f"compiled at step {'; '.join(told)}{rest}".replace("`", "")
 
     def _text(self) -> str:
-        first, last = self.span
         width = max(map(len, self.points))
         lines = [
             f"{name:<{width}}  {_bars(points, self.span)}  {_change(name, points)}"
             for name, points in self.points.items()
         ]
-        return "\n".join([f"steps {first:,} to {last:,}", *lines])
+        return "\n".join([self._steps, *lines])
 
     def _html(self) -> str:
-        first, last = self.span
         rows = "".join(
             f'<tr><td style="text-align:left;white-space:nowrap;padding-right:12px">'
             f"<b>{markup(name)}</b><br/>{markup(_change(name, points))}</td>"
@@ -226,8 +224,13 @@ class Shown:
         )
         return (
             f'<table class="lazyviz-curves" style="{html.FONT}"><tbody>{rows}</tbody></table>'
-            f'<div style="{html.FONT};opacity:.75">steps {first:,} to {last:,}{mark}</div>'
+            f'<div style="{html.FONT};opacity:.75">{self._steps}{mark}</div>'
         )
+
+    @property
+    def _steps(self) -> str:
+        first, last = self.span
+        return f"steps {first:,} to {last:,}" if first < last else f"step {first:,}"
 
     def _image(self, name: str, points: Sequence[Point]) -> str:
         steps = [each.step for each in self.compiled]
@@ -340,6 +343,20 @@ def _change(name: str, points: Sequence[Point]) -> str:
     return said if bad is None else f"{said}, not finite from step {bad.step:,} on"
 
 
+def _norm(gradients: Sequence[Any]) -> Any:
+    """Return the norm of gradients; that of computed ones is a peek, and no part of a later step."""
+    import torch
+
+    import lazyrt
+
+    if not gradients:
+        return math.nan
+    with torch.no_grad():
+        norm = torch.nn.utils.get_total_norm(gradients)
+    is_apart = is_lazy(norm) and not any(map(lazyrt.is_pending, gradients))
+    return lazyrt.snapshot(norm) if is_apart else norm
+
+
 def _scalar(name: str, value: Any) -> Any:
     """Return what is tracked of a value: a number, a tensor, the norm of a module's gradients.
 
@@ -349,11 +366,7 @@ def _scalar(name: str, value: Any) -> Any:
     if isinstance(value, (int, float)) or is_lazy(value):
         return value
     if hasattr(value, "named_parameters"):
-        import torch
-
-        grads = [p.grad for p in value.parameters() if p.grad is not None]
-        with torch.no_grad():
-            return torch.nn.utils.get_total_norm(grads) if grads else math.nan
+        return _norm([p.grad for p in value.parameters() if p.grad is not None])
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return float(value.item())
     from IPython.core.error import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -61,7 +61,7 @@ _MAX_FALLBACKS = 50
 _WHOLE = "whole graph"
 _NOT_KEPT = (
     "This step has run, and its inputs are not kept: a click shows what tensors still hold. "
-    "`lazyrt.config.keep_values = 'last'` keeps them from the next step on."
+    "`lazyrt.config.keep_values = 'last'` keeps those of the last step, a number those of so many."
 )
 _FOLDING_NAMES: dict[Folding, str] = {
     "auto": "to an overview",
@@ -517,7 +517,7 @@ class Explorer(Walk["Program"]):
             found = (k for k, box in enumerate(graph.boxes) if box.members == members)
             index = next(found)
             made.append(unfold(view.graph, graph, index, self._budget))
-        graph = replace(made[-1], classes=self._program.classes)
+        graph = made[-1]
         self._plain = graph
         if draws_frames():
             graph = named_in_frames(graph)

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazygraph.graph import CONSTANT
+from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
@@ -51,7 +52,6 @@ class Program:
         name: What it is called in titles.
         drawing: The drawing with nothing folded.
         place: Position in the drawing of each node.
-        classes: Of the modules of the process, by their names.
         overlays: Names of the overlays that it has.
     """
 
@@ -60,19 +60,10 @@ class Program:
 
     def __init__(self, name: str, drawing: DrawGraph) -> None:
         self.name = name
-        self.drawing = drawing
+        self.drawing = replace(drawing, classes=session.module_classes())
         self.place = {
             box.members[0]: i for i, box in enumerate(drawing.boxes) if box.members
         }
-
-    @cached_property
-    def classes(self) -> Mapping[str, str]:
-        """The classes of modules, by their names; none where no program runs here."""
-        if session.runtime() is None:
-            return {}
-        from lazyrt.tools import provenance
-
-        return provenance.module_classes()
 
     @property
     def title(self) -> str:
@@ -136,10 +127,16 @@ class IrProgram(Program):
         drawing = draw_graph(graph, names=names, holdings=held)
         super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
         self.graph = graph
+        self._saved = {v for v, h in (held or {}).items() if h.holder == AUTOGRAD}
         self.inspection = inspection
         self.measured: dict[int, int] = {}
         self.checked: dict[Value, NonFinite] = {}
         self._nodes = {node.id: node for node in graph.nodes}
+
+    @cached_property
+    def outputs(self) -> int:
+        """How many outputs it has, of which one op may give several: what autograd saves is none."""
+        return sum(root not in self._saved for root in self.graph.roots)
 
     def listing(self) -> str:
         """Return one line for each op."""

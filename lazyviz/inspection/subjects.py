@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph import HloError, from_ir, graph_of
+from lazygraph.snapshot import AUTOGRAD
 from lazyviz import session
 from lazyviz.draw.boxes import unwrapped
 from lazyviz.inspection.programs import (
@@ -29,11 +30,12 @@ from lazyviz.shell.lazytensors import be_library, is_lazy
 from lazyviz.timing.compile_time import why_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
+    from lazyrt.tools import Value
     from lazyviz.inspection.programs import Form, Program
 
 
@@ -83,7 +85,17 @@ class Target:
         held = self.inspection.holdings.items()
         names = {value: each.name for value, each in held if each.name}
         name = self.name if self.step is not None else ""
-        return from_ir(self.inspection.graph, name, names)
+        found = from_ir(self.inspection.graph, name, names)
+        found.saved = saved_outputs(self.inspection.graph.roots, self.inspection)
+        return found
+
+
+def saved_outputs(roots: Sequence[Value], inspection: Inspection) -> frozenset[int]:
+    """Return the positions of the results that autograd alone holds."""
+    held = inspection.holdings
+    return frozenset(
+        k for k, r in enumerate(roots) if r in held and held[r].holder == AUTOGRAD
+    )
 
 
 def is_step_name(thing: object) -> bool:
@@ -447,6 +459,8 @@ def _lowered(
             if form == "optimised":
                 outputs[len(canonical.roots)] = "ready"  # by which the runtime waits
             found = unwrapped(graph_of(text_of()))
+            if inspection is not None:
+                found.saved = saved_outputs(canonical.roots, inspection)
             title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"
             return HloProgram(found, form, title, inputs, outputs, source())
 

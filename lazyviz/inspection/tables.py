@@ -90,6 +90,7 @@ _COLUMNS = (
     "age",
     "unused for",
 )
+_ALIKE = re.compile(r"([^\s,(]+\[[^\]]*\])(?:, \1)+")
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
 # What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
 ORDERS: dict[str, Callable[[Any], Any]] = {
@@ -601,13 +602,23 @@ def _live_row(entry: Any) -> str:
     return f"<tr>{''.join(cells)}{button}</tr>"
 
 
+def _alike_once(holds: str) -> str:
+    """Return what an executable holds with operands of one type once.
+
+    Example:
+        >>> _alike_once("aten.stack.default(f32[2,3], f32[2,3], i64[])")
+        'aten.stack.default(f32[2,3] ×2, i64[])'
+    """
+    return _ALIKE.sub(lambda m: f"{m[1]} ×{(len(m[0]) + 2) // (len(m[1]) + 2)}", holds)
+
+
 def _cells(entry: Any) -> list[_Cell]:
     place = _place(entry)
     size = text.size(entry.nbytes) if entry.nbytes else ""
     took = text.duration(entry.compile_ns) if entry.compile_ns else ""
     return [
         _Cell(entry.key[:_KEY_DIGITS], entry.key),
-        _Cell(entry.holds or "not recorded", entry.holds),
+        _Cell(_alike_once(entry.holds) or "not recorded", entry.holds),
         _Cell(entry.nodes or "", entry.nodes),
         _Cell(entry.tier, entry.tier),
         _Cell(entry.line, entry.line),

@@ -281,6 +281,7 @@ def urgent_notes(strip: Strip) -> list[str]:
         *([strip.apart] if strip.apart is not None else ()),
         *strip.left,
         *strip.redundant,
+        *strip.waiting,
     ]
     return [one_line(str(note)) for note in notes]
 

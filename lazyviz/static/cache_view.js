@@ -60,7 +60,7 @@ function render({ model, el }) {
     else return;
     e.preventDefault(); e.stopPropagation();
   });
-  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
+  keepKeys(root);
   const watched = { "change:table": draw, "change:note": say };
   for (const [event, answer] of Object.entries(watched)) model.on(event, answer);
   draw(); say();

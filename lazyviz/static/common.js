@@ -31,6 +31,13 @@ function safe(markup, type = "text/html") {
   return isHtml ? [...parsed.body.childNodes] : [parsed.documentElement].filter(Boolean).map((each) => document.importNode(each, true));
 }
 
+// A front end's own keys stay out of a view, where `r` would make a raw cell of the view's. Of some keys it asks what has the
+// focus alone, not what is around that.
+function keepKeys(root) {
+  const keep = (target) => { target.dataset.lmSuppressShortcuts = "true"; };
+  keep(root); root.addEventListener("focusin", (e) => keep(e.target));
+}
+
 // The keys of a view, each with what it does.
 function tellKeys(place, keys) {
   for (const [key, does] of keys) { const one = element("span", "lz-key", ` ${does}`); one.prepend(element("kbd", "", key)); place.append(one, " "); }

@@ -162,7 +162,7 @@ function render({ model, el }) {
   tellKeys(help, HELP);
   head.append(title, question); tools.append(choices, zooms, search);
   bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
-  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
+  keepKeys(root);
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
   for (const twin of twins) twin.style.display = "none";
@@ -195,7 +195,9 @@ function render({ model, el }) {
     }
   };
 
-  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(); if (drawn?.hasAttribute("viewBox")) { host.append(drawn); view.show(drawn); rechoose(); } };
+  // The keyboard stays in the drawing while it is drawn anew, and goes to the box that is told of then.
+  let held = false;
+  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); held = host.contains(document.activeElement); host.replaceChildren(); if (held) host.focus({ preventScroll: true }); if (drawn?.hasAttribute("viewBox")) { host.append(drawn); view.show(drawn); rechoose(); } };
   const explain = () => { const drawn = model.get("legend"); legend.replaceChildren(...(drawn ? safe(drawn, "image/svg+xml") : [])); };
   const fill = () => {
     const html = model.get("panel");
@@ -218,7 +220,7 @@ function render({ model, el }) {
   };
   const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
-    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) view.reveal(shown); }
+    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) { view.reveal(shown); if (held) shown.focus({ preventScroll: true }); } held = false; }
     if (message.then && latest?.brief) later = setTimeout(() => ask(message.then), DOUBLE_MS);
     if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);

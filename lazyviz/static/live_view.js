@@ -13,7 +13,7 @@ function render({ model, el }) {
   refresh.type = "button"; refresh.dataset.kind = "refresh"; refresh.title = "make the table anew (r)";
   waiting.hidden = true; waiting.setAttribute("role", "status"); note.setAttribute("role", "status"); title.setAttribute("role", "status");
   root.setAttribute("role", "region"); root.setAttribute("aria-label", "live tensors");
-  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
+  keepKeys(root);
   const question = element("button", "", "?"), help = element("div", "lzl-help");
   question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
   help.hidden = true; tellKeys(help, HELP);
@@ -37,12 +37,12 @@ function render({ model, el }) {
   // A long path breaks between its parts, not within a word.
   const breakable = (cell) => {
     const parts = cell.textContent.split(/(?<=\.)/);
-    cell.replaceChildren(...parts.flatMap((part, k) => (k ? [element("wbr"), part] : [part])));
+    if (!cell.children.length) cell.replaceChildren(...parts.flatMap((part, k) => (k ? [element("wbr"), part] : [part])));
   };
   const fill = () => {
     const spot = place();
     table.replaceChildren(...safe(model.get("table")));
-    for (const cell of table.querySelectorAll("tbody td:nth-child(2)")) breakable(cell);
+    for (const cell of table.querySelectorAll("tbody td:nth-child(2), tbody td:nth-last-child(2)")) breakable(cell);
     back(spot);
   };
   const say = () => {

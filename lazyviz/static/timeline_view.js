@@ -2,7 +2,7 @@
 
 function render({ model, el }) {
   const root = element("div", "lzt-box");
-  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the picture
+  keepKeys(root);
   el.append(root);
   const [svg] = safe(model.get("svg"), "image/svg+xml");
   for (const each of svg.querySelectorAll("style")) each.remove(); // the widget's own follows the theme

@@ -165,7 +165,10 @@ class Graph:
         dead: What no output needed.
         source: What the graph was made from, for views that look deeper: a parsed module.
         part: Name of the computation of `source` that it is; empty where that has none.
+        saved: Positions in `outputs` of what autograd alone held, for a backward to come.
     """
+
+    saved: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -206,6 +209,11 @@ class Graph:
         self._read_name = read_name or self._name_of
         self._read_hints = read_hints
         self._known_origins: dict[Any, Origin] = {}
+
+    @property
+    def held_outputs(self) -> set[int]:
+        """Ids of the results that the program holds."""
+        return {node for k, node in enumerate(self.outputs) if k not in self.saved}
 
     def __len__(self) -> int:
         return len(self.kinds)

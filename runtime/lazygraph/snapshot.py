@@ -49,6 +49,9 @@ OPERAND = "·"
 OF_LBFGS = "optimizer LBFGS"
 
 
+AUTOGRAD = "autograd"  # holds what a backward to come needs
+
+
 class Name(NamedTuple):
     """What the user calls a tensor.
 
@@ -146,6 +149,7 @@ class Snapshot:
         random: Names of the ops that draw random numbers.
         modules: What the user calls all parameters and buffers of modules that there were then,
             read by the graph or not.
+        saved: Positions in `roots` of what autograd alone held, for a backward to come.
     """
 
     fingerprint: str
@@ -156,6 +160,7 @@ class Snapshot:
     origins: Mapping[int, Origin] = field(default_factory=dict)
     random: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
+    saved: frozenset[int] = frozenset()
 
     @property
     def nodes(self) -> int:

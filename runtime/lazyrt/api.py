@@ -76,7 +76,7 @@ dynamo.install()
 process_group.register()
 finite_check.install()
 process.adapt_collector()
-cache_miss.set_namer(names_of_buffers)
+cache_miss.set_namer(lambda: saved_for_backward() | names_of_buffers())
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
 flight_recorder.begin_from_environment()
@@ -289,7 +289,7 @@ def inspect(*tensors: torch.Tensor | Graph | int) -> Inspection:
     with lock:
         if len(tensors) == 1 and not isinstance(tensors[0], (torch.Tensor, Graph)):
             number = whole_number(tensors[0], "inspect()", "a step")
-            step = inspect_finished(number, saved=saved_for_backward(2))
+            step = inspect_finished(number)
             if step is None:
                 raise UsageError(
                     f"inspect({number}): the graph of step {number} is not kept, or it ran "
@@ -308,11 +308,7 @@ def inspect(*tensors: torch.Tensor | Graph | int) -> Inspection:
             graph = _pending_graph(tensors, "inspect()")  # type: ignore[arg-type]
             if tensors and not graph.nodes:
                 made = results_of(state_of(tensor).base for tensor in tensors)  # type: ignore[arg-type]
-                finished = (
-                    inspect_finished(*made, saved=saved_for_backward(2))
-                    if made is not None
-                    else None
-                )
+                finished = inspect_finished(*made) if made is not None else None
                 if finished is not None:
                     return finished
         return Inspection(graph, saved_for_backward(2) | names_of_buffers(2))

@@ -109,6 +109,26 @@ def test_a_tensor_that_only_track_holds_is_a_number_of_its_step(lab):
     assert not [t for t in lazyrt.live_tensors() if t.pending]
 
 
+def test_gradients_that_are_computed_are_measured_beside_the_program(lab):
+    plain = run_loop(lab, "pass")
+    tracked = run_loop(lab, "pass\n    lazyviz.track(size=net)")
+
+    peeks = {name for name in tracked["counters"] if name.startswith("peek_")}
+    for found in (plain, tracked):
+        found["counters"] = {
+            k: v for k, v in found["counters"].items() if k not in peeks
+        }
+        (fingerprint,) = set(plain["graphs"])
+        found["executions"] = [e for e in found["executions"] if e[0] == fingerprint]
+    assert tracked == plain
+    assert len(points(lab, "size")) == 6
+    last = lazyrt.compiled_graphs()[-1].last_step
+    assert [point.step for point in points_of(lab, "size")] == [
+        *range(last - 5, last + 1)
+    ]
+    assert not lazyrt.status().pending_ops
+
+
 def test_the_strip_has_the_curves_of_its_cell(lab):
     run_loop(lab, TRACK)
     strip = lab.display_pub.outputs[-1]["data"]

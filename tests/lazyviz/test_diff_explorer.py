@@ -281,6 +281,9 @@ def test_a_diff_opens_on_its_cause_and_folds_what_follows(trained):
     assert "data-first" in explorer.drawing()
     assert "follows from it" in explorer.legend()
 
+    own, folded = explorer.overview().split("<details")[:2]
+    assert own.count('data-kind="place"') == 1
+    assert "changed only by what they read" in folded
     told = words(panel_of(ask(explorer, kind="select", box=boxes.index(follow[0]))))
     assert "These changed only because of what they read." in told
     ask(explorer, kind="open", box=boxes.index(follow[0]))
@@ -359,8 +362,33 @@ def test_state_of_many_parameters_is_one_entry(lab):
     )
     first, second = [record.first_step for record in lazyrt.compiled_graphs()][-2:]
 
-    text = str(lazyviz.diff(first, second))
+    view = lazyviz.diff(first, second)
+    text, boxes = str(view), view.explorer.shown.boxes
 
     assert "inputs `exp_avg` of 12 parameters, " in text
     assert "`exp_avg_sq` of 12 parameters are new" in text
     assert "another order" not in text
+    assert {"+ exp_avg of 12 parameters", "+ exp_avg_sq of 12 parameters"} <= {
+        box.label for box in boxes
+    }
+    assert not any(box.op.startswith("getitem") for box in boxes)
+    state = next(k for k, box in enumerate(boxes) if "exp_avg of" in box.label)
+    told = words(panel_of(ask(view.explorer, kind="select", box=state)))
+    assert "only because" not in told
+    ask(view.explorer, kind="open", box=state)
+    opened = [box.label for box in view.explorer.shown.boxes]
+    assert sum(label.endswith(".exp_avg") for label in opened) == 12
+
+
+def test_a_cause_is_drawn_however_much_follows_in_its_place(lab):
+    lab.run_cell(
+        LAYERS.replace("train(4); train(5); train(5, torch.relu)", "")
+        + "for order in (1, -1):\n"
+        "    optimizer = torch.optim.AdamW(list(net.parameters())[::order])\n    train(4)",
+        store_history=True,
+    )
+    first, second = [record.first_step for record in lazyrt.compiled_graphs()][-2:]
+
+    boxes = lazyviz.diff(first, second).explorer.shown.boxes
+
+    assert any(box.is_first and "_foreach" in box.label for box in boxes)

@@ -404,14 +404,21 @@ def test_modules_have_their_class_and_ops_the_text_of_their_line(network):
     assert "relu(" in told["html"].split("<th>source</th>")[1][:200]
 
 
-@pytest.mark.parametrize("end", ["", "lazyrt.mark_step()"])
-def test_what_autograd_saves_is_no_output_of_the_program(lab, end):
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        ("", ""),
+        ("lazyrt.mark_step()", "'last'"),
+        ("lazyrt.mark_step(); step = STEP; y.backward(); lazyrt.mark_step()", "step"),
+    ],
+)
+def test_what_autograd_saves_is_no_output_of_the_program(lab, end, step):
     lab.run_cell(
         "w = torch.ones(3, device='lazyrt', requires_grad=True)\ny = (w * 2).exp().sum()\n"
-        + end,
+        + end.replace("STEP", "lazyrt.compiled_graphs()[-1].last_step"),
         store_history=True,
     )
-    lab.run_cell("import lazyviz\nview = lazyviz.explore()", store_history=True)
+    lab.run_cell(f"import lazyviz\nview = lazyviz.explore({step})", store_history=True)
     explorer = lab.user_ns["view"].explorer
 
     marks = {

@@ -153,6 +153,12 @@ def test_everything_can_be_reached_by_keyboard(page):
     page.keyboard.press("?")
     assert page.locator(".lzg-help").is_visible()
     page.keyboard.press("?")
+    cells = page.locator(".jp-Notebook .jp-CodeCell").count()
+    for key in "romybx":  # each is a key of the notebook, too
+        page.keyboard.press(key)
+    assert page.locator(".jp-Notebook .jp-CodeCell").count() == cells
+    assert page.locator(".jp-Notebook .jp-Cell").count() == cells
+    assert page.locator(".lzg-host").is_visible()
 
 
 def test_a_click_is_answered_while_a_cell_runs_and_an_interrupt_is_told(page, front):

@@ -206,6 +206,23 @@ def test_a_drawing_that_comes_while_the_page_is_not_seen_is_placed_once_it_is(ta
     assert seen(tab) == start
 
 
+def test_the_keyboard_stays_in_a_drawing_that_is_drawn_anew(tab):
+    focused = (
+        "() => document.activeElement.dataset.b ?? document.activeElement.className"
+    )
+    tab.locator("[data-b='1']").focus()
+
+    tell(tab, svg=tab.state["svg"])
+    assert tab.evaluate(focused) == "lzg-host"
+    tab.evaluate("() => window.model.say({ kind: 'panel', box: 3 })")
+    assert tab.evaluate(focused) == "3"
+
+    tab.get_by_role("searchbox").focus()
+    tell(tab, svg=tab.state["svg"])
+    tab.evaluate("() => window.model.say({ kind: 'panel', box: 2 })")
+    assert tab.evaluate(focused) == ""
+
+
 def test_a_window_that_is_made_narrow_shows_the_drawing_in_its_middle(tab):
     tab.set_viewport_size({"width": 480, "height": 900})
     tab.wait_for_timeout(200)

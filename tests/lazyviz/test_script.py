@@ -13,7 +13,7 @@ import sys, torch, lazyrt
 assert __name__ == "__main__"
 x = torch.ones(3, device="lazyrt") + int(sys.argv[1])
 lazyrt.mark_step()
-print(x.sum().item())
+print(x.sum().item(), sys.argv[1:])
 sys.exit(3)
 """
 
@@ -29,7 +29,7 @@ def test_a_script_has_what_a_notebook_has_and_keeps_its_exit_status(tmp_path):
     command = [*interpreter(environment), "-m", "lazyviz", "run", "--report", page]
 
     ran = subprocess.run(
-        [*command, "--trace", trace, script, "1"],
+        [*command, script, "1", "--trace", trace, "--lr", "2", "--", "--trace", "3"],
         capture_output=True,
         text=True,
         check=False,
@@ -37,7 +37,7 @@ def test_a_script_has_what_a_notebook_has_and_keeps_its_exit_status(tmp_path):
     )
 
     assert ran.returncode == 3
-    assert "6.0" in ran.stdout
+    assert "6.0 ['1', '--lr', '2', '--trace', '3']" in ran.stdout
     assert "compiled 2 in" in ran.stdout
     assert "mark_step() at a b.py:5" in page.read_text("utf-8")
     assert json.loads(trace.read_text("utf-8"))

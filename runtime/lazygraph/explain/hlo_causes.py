@@ -19,6 +19,7 @@ from lazygraph.numbers import plural
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
 from lazygraph.repeat import times_of
+from lazygraph.trace import TUPLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -88,15 +89,10 @@ def _name(graph: Graph, node: int) -> str:
     )
 
 
-def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
-    """Return what inputs or outputs are called, the state of several parameters in one entry.
+def state_of(graph: Graph, nodes: Iterable[int]) -> dict[str, list[int]]:
+    """Return inputs or outputs by what they are to parameters, such as "`exp_avg` of {} parameters".
 
-    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more".
-
-    Args:
-        graph: The program.
-        nodes: Inputs or outputs of it.
-        most: How many entries there are at most, but for the last.
+    One that is nothing to a parameter stands alone, under its number.
     """
     inputs = (node for node in range(len(graph)) if graph.ops[node] == PARAMETER)
     names = {_name(graph, node) for node in inputs}
@@ -116,8 +112,21 @@ def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
         else:
             key = "{} parameters" if name in with_state else f"{node}"
         alike.setdefault(key, []).append(node)
+    return alike
+
+
+def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
+    """Return what inputs or outputs are called, the state of several parameters in one entry.
+
+    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more".
+
+    Args:
+        graph: The program.
+        nodes: Inputs or outputs of it.
+        most: How many entries there are at most, but for the last.
+    """
     entries = []
-    for key, group in alike.items():
+    for key, group in state_of(graph, nodes).items():
         first = f"`{_name(graph, group[0])}` {graph.types[group[0]]}"
         words = key.format(f"{len(group):,}") if len(group) > 1 else first
         entries.append((len(group), words))
@@ -291,7 +300,8 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
         for x, y in found.changed
         if b.ops[y] == PARAMETER and a.types[x] != b.types[y]
     ]
-    follow = sum(a.types[x] != b.types[y] for x, y in found.changed) - len(changed)
+    resized = (y for x, y in found.changed if a.types[x] != b.types[y])
+    follow = sum(b.ops[y] not in TUPLES for y in resized) - len(changed)
     for x, y in changed[:1]:
         others = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
         depend = "depends" if follow == 1 else "depend"

@@ -106,7 +106,9 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
     roots = [result(root) for root in snapshot.roots]
     for position, held in snapshot.root_names.items():
         builder.holders.setdefault(roots[position], held.text)
-    return builder.finish(roots)
+    found = builder.finish(roots)
+    found.saved = snapshot.saved
+    return found
 
 
 def _scope(module: str, *, is_backward: bool) -> str:

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import plural, size_text
 from lazygraph.readable import Readable, one_line, text_table
+from lazygraph.snapshot import AUTOGRAD
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
 from lazyrt.execution.cost_model import ancestor_counts, ancestors
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.input_provenance import holdings
 from lazyrt.frontend.names import (
-    AUTOGRAD,
     BACKWARD_OF,
     TRACEBACK,
     Held,
     Walk,
     holders_of_buffers,
+    saved_for_backward,
 )
 from lazyrt.ir import sharding
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
@@ -747,7 +748,7 @@ def holdings_in(graph: Graph, namespace: Mapping[str, Any]) -> dict[Value, Holdi
         walk.add_namespace(namespace)
         walk.run()
         names = {key: found[0] for key, found in walk.holders.items()}
-        return holdings(graph, names)
+        return holdings(graph, saved_for_backward(extra=namespace) | names)
 
 
 # --- for an error

@@ -26,7 +26,7 @@ from lazygraph.explain.model import (
     StepKey,
 )
 from lazygraph.explain.why import evicted, explain
-from lazygraph.snapshot import Name, Origin
+from lazygraph.snapshot import AUTOGRAD, Name, Origin
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
@@ -226,7 +226,10 @@ _cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_
 
 
 def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
-    """Tell how to find the user's names of buffers, by their identity."""
+    """Tell how to find the user's names of buffers, by their identity.
+
+    What autograd alone holds has it as its holder, and no text.
+    """
     global _namer
     _namer = namer
 
@@ -291,7 +294,7 @@ def describe(
     if known is not None:
         known.explanation = evicted(known, step, config.max_executables)
         return known
-    names, origins, modules = _names_and_origins(graph)
+    names, origins, modules, saved = _names_and_origins(graph)
     key = StepKey(
         fingerprint=graph.fingerprint,
         donated=tuple(donated),
@@ -309,7 +312,7 @@ def describe(
         buckets=_buckets,
     )
     record = graph_registry.create(
-        key, graph, snapshot_of(graph, names, origins, modules), step
+        key, graph, snapshot_of(graph, names, origins, modules, saved), step
     )
     record.explanation = _explanation(record)
     return record
@@ -356,8 +359,8 @@ def _explanation(record: CompiledGraph) -> Explanation:
 
 def _names_and_origins(
     graph: Canonical,
-) -> tuple[dict[Value, Name], dict[Value, Origin], frozenset[str]]:
-    """Return names of a graph's roots and inputs, origins of its inputs, and names in modules."""
+) -> tuple[dict[Value, Name], dict[Value, Origin], frozenset[str], set[Value]]:
+    """Return names of roots and inputs, origins of inputs, names in modules, and saved roots."""
     global _modules
     try:
         by_buffer = _namer()
@@ -366,13 +369,17 @@ def _names_and_origins(
         by_buffer = {}
     names: dict[Value, Name] = {}
     origins: dict[Value, Origin] = {}
+    saved = {key for key, name in by_buffer.items() if name.holder == AUTOGRAD}
+    held: set[Value] = set()
     for buffer in pending.buffers:
-        name = by_buffer.get(id(buffer))
-        if name is not None and buffer.value is not None:
-            names.setdefault(buffer.value, name)
+        if buffer.value is None or id(buffer) in saved:
+            continue
+        held.add(buffer.value)
+        if id(buffer) in by_buffer:
+            names.setdefault(buffer.value, by_buffer[id(buffer)])
     for leaf in graph.data:
         owner = pending.owners[leaf.position]()
-        name = by_buffer.get(id(owner))
+        name = None if id(owner) in saved else by_buffer.get(id(owner))
         origin = _origin(leaf.position, dropped=owner is None)
         origins[leaf] = origin._replace(memory_format=_memory_format(leaf))
         if name is None and origin.name:  # what it was called when it was computed
@@ -382,7 +389,7 @@ def _names_and_origins(
     modules = frozenset(name.text for name in by_buffer.values() if name.in_module)
     if modules != _modules:  # else one set serves all graphs
         _modules = modules
-    return names, origins, _modules
+    return names, origins, _modules, set(graph.roots) - held
 
 
 def _memory_format(value: Value) -> str:

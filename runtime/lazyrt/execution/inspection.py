@@ -18,7 +18,9 @@ import torch
 
 from lazygraph.numbers import plural
 from lazygraph.readable import Readable
+from lazygraph.snapshot import AUTOGRAD
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
     copy_on_donate,
@@ -622,9 +624,11 @@ class Inspection(Readable):
 
 
 def _ran(step: int, what: str) -> str:
+    kept = config.keep_values
+    more = "'last'" if kept == "off" else f"a larger number than now ({kept!r})"
     return (
         f"the value of {what} is gone: step {step}, which computed it, has run, and no tensor "
-        "holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = 'last' and "
+        f"holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = {more} and "
         "run the step once more, or look before its barrier."
     )
 
@@ -657,14 +661,12 @@ class Finished:
         canonical: What it ran.
         record: What is known of its executable.
         kept: Its inputs, if they are kept.
-        saved: Names of the buffers that autograd alone holds, by their identity.
     """
 
     number: int
     canonical: Canonical
     record: CompiledGraph
     kept: kept_steps.KeptStep | None
-    saved: Mapping[int, Name]
 
     def holders(self) -> _Holders:
         """Return for each result the buffers that still hold it."""
@@ -679,10 +681,11 @@ class Finished:
     def holdings(self) -> dict[Value, Holding]:
         """Return what the user called inputs and results then; one of a name overwrites the other."""
         snapshot = self.record.snapshot
-        found = self._saved_results()
         if snapshot is None:
-            return found
+            return {}
         roots = dict(enumerate(self.canonical.roots))
+        by_autograd = Holding(holder=AUTOGRAD, version=None)
+        found = {roots[k]: by_autograd for k in snapshot.saved}
         results = {name: roots[rank] for rank, name in snapshot.root_names.items()}
         data, donated = self.canonical.data, set(self.record.key.donated)
         inputs = {
@@ -705,19 +708,8 @@ class Finished:
             )
         return found
 
-    def _saved_results(self) -> dict[Value, Holding]:
-        """Return the results that autograd alone still holds."""
-        return {
-            value: Holding(holder=self.saved[id(buffer)].holder, version=None)
-            for value, holders in self.holders().items()
-            for reference, _ in holders
-            if (buffer := reference()) is not None and id(buffer) in self.saved
-        }
 
-
-def inspect_finished(
-    number: int, results: Iterable[int] = (), saved: Mapping[int, Name] | None = None
-) -> Inspection | None:
+def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | None:
     """Return a step that has run, to be looked into; None if its graph is not kept as IR.
 
     The caller holds the lock.
@@ -725,7 +717,6 @@ def inspect_finished(
     Args:
         number: The runtime's number of the step.
         results: Positions of the results to show, in canonical order; none for all.
-        saved: Names of the buffers that autograd alone holds, by their identity.
     """
     record = graph_registry.of_step(number)
     kept = kept_steps.find(number)
@@ -736,7 +727,7 @@ def inspect_finished(
         return None
     roots = [canonical.roots[k] for k in results] or list(canonical.roots)
     roots.sort(key=lambda root: (root.node.id if root.node else -1, root.index))
-    finished = Finished(number, canonical, record, kept, saved or {})
+    finished = Finished(number, canonical, record, kept)
     return Inspection(Graph(roots), finished=finished)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lazygraph.snapshot import OF_LBFGS, Name
+from lazygraph.snapshot import AUTOGRAD, OF_LBFGS, Name
 from lazyrt.execution import deferred_asserts
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import library_namespaces, locals_of, namespaces
@@ -466,7 +466,6 @@ _log = logging.getLogger(__name__)
 TRACEBACK = "traceback"
 # Whose frames are nothing that a user lets go of.
 _OWN = frozenset(("lazygraph", "lazyrt", "lazyviz"))
-AUTOGRAD = "autograd"
 BACKWARD_OF = "backward of "
 _LAST_ERROR = "sys.last_value"
 _CHECK = "a check of torch's"
@@ -519,9 +518,14 @@ def holders_of_buffers(
         }
 
 
-def saved_for_backward(depth: int = 1) -> dict[int, Name]:
-    """Return the buffers that autograd alone holds, by identity, under a name without a text."""
-    held = holders_of_buffers(depth=depth + 1)
+def saved_for_backward(
+    depth: int = 1, extra: Mapping[str, Any] | None = None
+) -> dict[int, Name]:
+    """Return the buffers that autograd alone holds, by identity, under a name without a text.
+
+    See `holders_of_buffers`.
+    """
+    held = holders_of_buffers(extra, depth + 1)
     saved = Name("", AUTOGRAD)
     return {
         key: saved

@@ -694,7 +694,7 @@ class Tracked:
     @staticmethod
     def step_now() -> int:
         """Return the step that is pending, else the last one that ran."""
-        return pending.number - (not pending.buffers)
+        return pending.number - (not pending.live())
 
     def settle(self) -> float | None:
         """Return the number once it is there, without waiting; before a barrier, leave its memory.

@@ -27,7 +27,7 @@ from lazygraph.snapshot import OPERAND, Name, Origin, Snapshot, Vertex
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, type_text, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 
 # Beyond this many equally coloured roots the order of arrival decides among them.
@@ -271,6 +271,7 @@ def snapshot_of(
     names: Mapping[Value, Name] | None = None,
     origins: Mapping[Value, Origin] | None = None,
     modules: frozenset[str] = frozenset(),
+    saved: Container[Value] = (),
 ) -> Snapshot:
     """Return the snapshot of a graph.
 
@@ -280,6 +281,7 @@ def snapshot_of(
             both, as a parameter is.
         origins: Where the data of its leaves came from.
         modules: Names of all parameters and buffers of modules.
+        saved: The roots that autograd alone holds.
     """
     names, origins = names or {}, origins or {}
     leaves = (*graph.data, *graph.floats, *graph.ints, *graph.rng)
@@ -298,6 +300,7 @@ def snapshot_of(
         {numbers[leaf]: origins[leaf] for leaf in graph.data if leaf in origins},
         frozenset(node.op.name for node in graph.nodes if node.op.is_random),
         modules,
+        frozenset(k for k, root in enumerate(graph.roots) if root in saved),
     )
 
 
