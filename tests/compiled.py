@@ -20,7 +20,9 @@ from jax._src.interpreters import mlir
 _KEPT = 1_000  # executables of the least recent use go first
 _made: OrderedDict[tuple[bytes, bytes], Any] = OrderedDict()
 
-_MODULES = 500  # of one context, which keeps each type, constant and location of its modules
+_MODULES = (
+    500  # of one context, which keeps each type, constant and location of its modules
+)
 
 
 def share_compiles() -> None:
