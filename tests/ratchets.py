@@ -41,6 +41,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+@functools.cache
 def imports_in(tree: ast.Module) -> set[str]:
     """Return the names that a module imports, in functions and for types too."""
     found = set()

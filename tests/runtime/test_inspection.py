@@ -1,6 +1,8 @@
 """Looking into a pending graph by node."""
 
 import gc
+import sys
+import types
 import weakref
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 import lazyrt
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import cost_model
+from lazyrt.frontend import referrers
 from lazyrt.frontend.buffers import state_of
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -23,6 +26,30 @@ def chain():
     y = torch.relu(hidden - 5)
     del hidden
     return x, y, lazyrt.inspect(y)
+
+
+def keep_in_a_module(monkeypatch):
+    module = types.ModuleType("of_the_user")
+    module.__file__, module.kept = "of_the_user.py", torch.ones(3, device=DEVICE) * 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "of_the_user", module)
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+def test_modules_are_searched_for_tensors_that_no_variable_explains(chain, monkeypatch):
+    searched = []
+    of_the_user = referrers._modules_of_the_user
+
+    def note():
+        searched.append(1)
+        return of_the_user()
+
+    monkeypatch.setattr(referrers, "_modules_of_the_user", note)
+    lazyrt.inspect(chain[1])
+    assert not searched
+
+    keep_in_a_module(monkeypatch)
+    lazyrt.inspect(chain[1])
+    assert searched
 
 
 def node_of(inspection, op):

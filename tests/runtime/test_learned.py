@@ -33,6 +33,7 @@ print(loss.item(), sum(p.sum().item() for p in model.parameters()), "asked", len
 @pytest.fixture
 def folder(tmp_path):
     cold_start()
+    forget_specs()  # what a test before has made is asked nothing
     config.cache_dir = tmp_path
     return tmp_path
 

@@ -97,16 +97,16 @@ def texts_compiled(monkeypatch):
 
 def test_more_equal_layers_are_more_launches_of_as_many_programs():
     counts = {}
-    for layers in (6, 9):
+    for layers in (4, 6):
         cold_start()
         train(Model(layers), DEVICE)
         counts[layers] = build().program_count, build().launch_count
 
-    assert counts == {6: (5, 15), 9: (5, 21)}
+    assert counts == {4: (5, 11), 6: (5, 15)}
 
 
 def test_a_step_stays_one_graph_one_compile_and_one_execution():
-    model = Model(6)
+    model = Model(4)
     train(model, "cpu", steps=1)
     found = {}
     for shares in (True, False):
@@ -141,7 +141,7 @@ OPTIMIZERS = {
     ("name", "clip"), [*((name, False) for name in OPTIMIZERS), ("AdamW", True)]
 )
 def test_training_gives_what_the_whole_program_gives_up_to_rounding(name, clip):
-    model, optimizer = Model(7, dropout=0.1), OPTIMIZERS[name]
+    model, optimizer = Model(5, dropout=0.1), OPTIMIZERS[name]
     losses, parameters = train(model, DEVICE, optimizer, clip=clip)
     assert isinstance(build(), linked.LinkedExecutable)
     cold_start()
@@ -153,7 +153,7 @@ def test_training_gives_what_the_whole_program_gives_up_to_rounding(name, clip):
 
 
 def test_training_agrees_with_the_cpu():
-    model = Model(7)
+    model = Model(4)
     losses, parameters = train(model, DEVICE, steps=4)
     others, expected = train(model, "cpu", steps=4)
 
@@ -162,11 +162,11 @@ def test_training_agrees_with_the_cpu():
 
 
 def test_another_head_compiles_what_is_not_a_layer(monkeypatch):
-    first = Model(6)
+    first = Model(4)
     train(first, DEVICE)
     kept = build()
     titles = texts_compiled(monkeypatch)
-    train(Model(6, classes=5), DEVICE)
+    train(Model(4, classes=5), DEVICE)
 
     parts = [title for title in titles if title.startswith("part_")]
     assert kept.program_count == 5
@@ -174,7 +174,7 @@ def test_another_head_compiles_what_is_not_a_layer(monkeypatch):
 
 
 def test_a_restart_reads_the_programs_from_disk(tmp_path, monkeypatch):
-    model = Model(6)
+    model = Model(4)
     with config.scoped(cache_dir=tmp_path):
         losses, _ = train(model, DEVICE)
         cold_start()
@@ -205,7 +205,7 @@ def test_layers_of_different_sizes_stay_one_program():
 
 
 def test_a_peek_and_the_optimised_build_are_whole_programs():
-    model = Model(6).to(DEVICE)
+    model = Model(4).to(DEVICE)
     x = torch.ones(5, 4, device=DEVICE)
     lazyrt.materialise(model(x).sum())
     lazyrt.discard_pending()
@@ -222,18 +222,18 @@ def test_a_peek_and_the_optimised_build_are_whole_programs():
 
 
 def test_views_of_the_program_are_of_the_whole():
-    train(Model(6), DEVICE)
+    train(Model(4), DEVICE)
     (graph,) = lazyrt.compiled_graphs()
     assert graph.graph is not None
     computation = graph.graph.lower()
 
     assert computation.known_hlo() is None
     text = computation.as_text("hlo")
-    assert all(f"layers.{k}.wide" in text for k in range(6))
+    assert all(f"layers.{k}.wide" in text for k in range(4))
 
 
 def test_a_shared_program_names_no_layer_of_its_own():
-    train(Model(6), DEVICE)
+    train(Model(4), DEVICE)
     (graph,) = lazyrt.compiled_graphs()
     texts = compiled_texts(graph.fingerprint)
 
@@ -246,7 +246,7 @@ def test_a_shared_program_names_no_layer_of_its_own():
 class Towers(nn.Module):
     def __init__(self):
         super().__init__()
-        self.left, self.right = Model(8), Model(8)
+        self.left, self.right = Model(6), Model(6)
 
     def forward(self, x):
         return self.left(x) - self.right(2 * x)
@@ -269,7 +269,7 @@ def test_equal_layers_of_two_towers_keep_their_names():
 
 
 def test_a_step_needs_as_much_memory_as_the_whole_program():
-    model = Model(8)
+    model = Model(4)
     train(model, DEVICE)
     shared = memory.planned(build())
     cold_start()
@@ -280,7 +280,7 @@ def test_a_step_needs_as_much_memory_as_the_whole_program():
 
 
 def test_parameters_are_updated_in_their_own_memory():
-    train(Model(6), DEVICE)
+    train(Model(4), DEVICE)
     programs = build().programs
     updates = [each.memory_analysis().alias_size_in_bytes for each in programs]
 

@@ -24,7 +24,7 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import library_namespaces, locals_of, namespaces
 from lazyrt.frontend.provenance import is_library_file, outward
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.live import lock
+from lazyrt.ir.live import live_buffers, lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -499,14 +499,9 @@ def holders_of_buffers(
     """
     with lock:
         walk = _HolderWalk()
-        for namespace, function in namespaces(depth + 1):
-            holder = f"local of {function}" if function else "variable"
-            walk.add_namespace(namespace, holder)
-            namespace.clear()
+        walk.add_callers(depth + 1)
         walk.add_namespace(dict(extra or {}))
-        for module in _modules_of_the_user():
-            prefix = module.__name__
-            walk.add_namespace(dict(vars(module)), f"global of {prefix}", f"{prefix}.")
+        walk.add_modules()
         walk.add_last_error()
         walk.run()
         walk.run_autograd()
@@ -523,15 +518,24 @@ def saved_for_backward(
 ) -> dict[int, Name]:
     """Return the buffers that autograd alone holds, by identity, under a name without a text.
 
-    See `holders_of_buffers`.
+    See `holders_of_buffers`. The user's modules, of which a project has hundreds, are searched if
+    the callers' variables leave a buffer unexplained.
     """
-    held = holders_of_buffers(extra, depth + 1)
-    saved = Name("", AUTOGRAD)
-    return {
-        key: saved
-        for key, found in held.items()
-        if found.places and all(place.holder == AUTOGRAD for place in found.places)
-    }
+    with lock:
+        walk = _HolderWalk()
+        walk.add_callers(depth + 1)
+        # The cell that has ended is no caller of what a notebook shows below it.
+        walk.add_namespace(dict(vars(sys.modules["__main__"])))
+        walk.add_namespace(dict(extra or {}))
+        walk.run()
+        if walk.holders.keys() >= {id(buffer) for buffer in live_buffers()}:
+            return {}
+        walk.add_modules()
+        walk.add_last_error()
+        walk.run()
+        named = set(walk.holders)
+        walk.run_autograd()
+        return dict.fromkeys(walk.holders.keys() - named, Name("", AUTOGRAD))
 
 
 def _distinct(found: list[Name]) -> tuple[Name, ...]:
@@ -558,6 +562,19 @@ class _HolderWalk(Walk):
         super().__init__()
         self.shapes: dict[int, tuple[int, ...]] = {}
         self._functions: list[tuple[str, Any]] = []
+
+    def add_callers(self, depth: int) -> None:
+        """Queue the variables of the user's frames but `depth`."""
+        for namespace, function in namespaces(depth + 1):
+            holder = f"local of {function}" if function else "variable"
+            self.add_namespace(namespace, holder)
+            namespace.clear()
+
+    def add_modules(self) -> None:
+        """Queue the globals of the user's modules."""
+        for module in _modules_of_the_user():
+            name = module.__name__
+            self.add_namespace(dict(vars(module)), f"global of {name}", f"{name}.")
 
     def add_last_error(self) -> None:
         """Queue the exception that the interpreter shows last and keeps."""
