@@ -51,7 +51,7 @@ from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
-from lazyrt.frontend.names import names_of_buffers, set_elsewhere
+from lazyrt.frontend.names import all_names, names_of_buffers, set_elsewhere
 from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.referrers import saved_for_backward
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
@@ -80,7 +80,7 @@ dynamo.install()
 process_group.register()
 finite_check.install()
 garbage.install()
-cache_miss.set_namer(names_of_buffers)
+cache_miss.set_namer(all_names)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
 flight_recorder.begin_from_environment()
