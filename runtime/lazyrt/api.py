@@ -48,7 +48,12 @@ from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
-from lazyrt.frontend.names import names_of_buffers, saved_for_backward, set_elsewhere
+from lazyrt.frontend.names import (
+    all_names,
+    names_of_buffers,
+    saved_for_backward,
+    set_elsewhere,
+)
 from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
@@ -76,7 +81,9 @@ dynamo.install()
 process_group.register()
 finite_check.install()
 process.adapt_collector()
-cache_miss.set_namer(lambda: saved_for_backward() | names_of_buffers())
+cache_miss.set_namer(
+    lambda: {key: [name] for key, name in saved_for_backward().items()} | all_names()
+)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
 flight_recorder.begin_from_environment()

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
-from lazygraph.explain.compare import is_view, position
+from lazygraph.explain.compare import is_break, is_view, position
 from lazygraph.explain.facts import (
     dtype_of,
+    in_loop,
     in_scope,
     lbfgs,
     lists,
@@ -64,6 +65,7 @@ class CauseRow:
 
 
 TABLE: list[CauseRow] = []
+PATH_FIX = "choose the path once, or with `torch.where`; each path costs one compile"
 
 
 def cause(
@@ -186,14 +188,12 @@ def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
 # Boundaries -------------------------------------------------------------------------------------
 
 
-@cause(
+cause(
     "missing_boundary", of="whole", is_shown=True,
     says="this graph is {graph_before} {now} times over: no step boundary came between them{at}",
     fix="put the work of each step in `with lazyrt.step():`, which ends in a boundary however it "
     "is left",
-)  # fmt: skip
-def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
+)(_always)  # fmt: skip
 
 
 @cause(
@@ -225,7 +225,9 @@ _ONE_TENSOR_FIX = (
 
 
 def _pair(c: Comparison, claims: list[Claim]) -> Fields:
-    return {"pair": " and ".join(f"`{name}`" for name in _two(c, claims[0].fact))}
+    fact = claims[0].fact
+    pair = " and ".join(f"`{name}`" for name in _two(c, fact))
+    return {"pair": pair, "read_at": in_brackets(fact.row.site)}
 
 
 def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
@@ -277,7 +279,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
 for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
     cause(
         "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-        says=f"{{pair}} are {_now} now and were {_was}{{others}}", fix=_ONE_TENSOR_FIX,
+        says=f"{{pair}} are {_now} now and were {_was}{{others}}{{read_at}}", fix=_ONE_TENSOR_FIX,
     )(lambda c, fact, one=_was == "two": _are_inputs(c, fact) and _is_matched(c.b, fact.now) == one)  # fmt: skip
 
 
@@ -507,6 +509,7 @@ def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
         if f.now and f.before
     ] or [
         f"{f.row.text} updates {plural(f.now.value, 'group')} of parameters, {f.before.value} before"
+        f"{_other_groups(f.before, f.now)}"
         for f in facts
         if f.now and f.before
     ]
@@ -524,6 +527,14 @@ def _options_of(c: Comparison, claims: list[Claim]) -> Fields:
             else f"{went} updates no parameters, did in {before}"
         ]
     return {"options": "; ".join(dict.fromkeys(texts))}
+
+
+def _other_groups(old: Row, new: Row) -> str:
+    """Return which parameters are a group on one side alone, but for the rest of a split one."""
+    fewer, more = sorted((old, new), key=lambda row: int(row.value))
+    own = [g for g in more.more["groups"] if g and g not in fewer.more["groups"]]
+    groups = "; ".join(own[1:] or own)
+    return f": one {'is' if more is new else 'was'} of {groups}" if groups else ""
 
 
 @cause(
@@ -546,7 +557,8 @@ def _option(c: Comparison, fact: Fact) -> bool:
 )  # fmt: skip
 def _update(c: Comparison, fact: Fact) -> bool:
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
-    if fact.row.name not in other.names:
+    made = {name.text for name in other.snapshot.root_names.values()}
+    if fact.row.name not in other.names - made:
         return False
     # A parameter whose gradient follows from what the forward pass has alone is updated by that.
     lines = update_lines(side)
@@ -772,11 +784,30 @@ cause(
 
 
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    facts = [claim.fact for claim in claims]
-    pairs = Counter((f.before.value, f.now.value) for f in facts if f.before and f.now)
-    (old, new), _ = pairs.most_common(1)[0]
+    fact = claims[0].fact
+    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
     times = "once" if new == 1 else f"{new} times"
     return {"before": old, "times": times, "sizes": ((old, new),)}
+
+
+def _in_each_round(c: Comparison, claims: list[Claim]) -> Fields:
+    mark, line = c.b.record.key.ended_by
+    first = claims[0].fact.row.more["loop"][1]
+    return {**_rounds(c, claims), "mark": f"{mark}{at(line)}", "first": first}
+
+
+@cause(
+    "graph_break", of="loop", spread=spread.line, more=_in_each_round,
+    says="graph break: {mark} stands in the loop of line {first} and ends the graph in each round: "
+    "it ran {times} here, {before} in {graph_before}",
+    fix="read values after the loop, or keep them in a list and read that after it",
+)  # fmt: skip
+def _read_in_loop(c: Comparison, fact: Fact) -> bool:
+    assert fact.before is not None
+    assert fact.now is not None
+    end, loop = c.b.record.key.ended_by, fact.now.more["loop"]
+    fewer = fact.now.value < fact.before.value
+    return fewer and is_break(end) and bool(loop) and in_loop(end[1], loop)
 
 
 cause(
@@ -867,7 +898,8 @@ def _regrouped(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 def _holder(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    kept = _OF_LIST.fullmatch(claims[0].fact.row.name)
+    row = claims[0].fact.row
+    kept = _OF_LIST.fullmatch(row.name) if row.more["holder"] == "list" else None
     return {"keeper": f"{kept[1]}.append" if kept else "f"}
 
 
@@ -1073,6 +1105,37 @@ _AS_TENSOR = (
 _FEW_VALUES = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
 
 
+def _of_line(c: Comparison, fact: Fact) -> Closure:
+    """What hangs together with the rows, and what else differs of their line and module."""
+    found = spread.region(c, fact)
+    for side, into in ((c.a, found.a), (c.b, found.b)):
+        for k in side.free - into.keys():
+            if (position(side[k].site), side[k].scope) == fact.row.more["visit"][1:]:
+                into[k] = 1
+    return found
+
+
+def _readers(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fact, scope = claims[0].fact, claims[0].fact.row.more["visit"][2]
+    rows = [row.text if row else "no op" for row in (fact.before, fact.now)]
+    module = f" in module `{scope}`" if scope else ""
+    return {"before": rows[0], "now": rows[1], "module": module}
+
+
+@cause(
+    "wiring", of="read", spread=_of_line, more=_readers, fix=PATH_FIX,
+    says="input `{name}` is read by {now}{module}{at}, by {before} in {graph_before}{others}",
+)  # fmt: skip
+def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
+    """Return whether the same op of a module reads an input more or less often.
+
+    What a module makes of its inputs, as of two that are one, stands in no line of the program.
+    """
+    visit, inputs = fact.row.more["visit"], c.a.read & c.b.read - c.a.snapshot.modules
+    is_known = bool(visit[2]) and visit in c.a.visited & c.b.visited
+    return is_known and fact.row.name in inputs
+
+
 def _follows_too(fact: Fact) -> bool:
     """Return whether an op reads other types, beside what it is given."""
     assert fact.before is not None
@@ -1165,8 +1228,6 @@ def _reads_tensor(fact: Fact) -> bool:
 
 # What is left -----------------------------------------------------------------------------------
 
-PATH_FIX = "choose the path once, or with `torch.where`; each path costs one compile"
-
 
 def _with_operands(c: Comparison, fact: Fact) -> Closure:
     """What follows from an op, and the operands that it alone reads."""
@@ -1219,11 +1280,15 @@ def _path(c: Comparison, claims: list[Claim]) -> Fields:
 
 
 def _ops(rows: list[Row], word: str) -> str:
-    are = "are" if len({row.text for row in rows}) > 1 else "is"
-    scopes = {row.more["scope"] for row in rows}
+    """Return the ops of the first line that differs, and how many more lines do."""
+    site = min(rows, key=lambda row: row.vertices[0]).site
+    there = [row for row in rows if row.site == site]
+    lines = len({str(row.site) for row in rows}) - 1
+    are = "are" if lines or len({row.text for row in there}) > 1 else "is"
+    scopes = {row.more["scope"] for row in there}
     module = f" in module `{min(scopes)}`" if len(scopes) == 1 and min(scopes) else ""
-    ops = listed(row.text for row in rows)
-    return f"{ops}{module}{at(rows[0].site)} {are} {word}"
+    more = f" and ops of {plural(lines, 'more line')}" if lines else ""
+    return f"{listed(row.text for row in there)}{module}{at(site)}{more} {are} {word}"
 
 
 def _lines(c: Comparison, rows: list[Row], word: str) -> str:

@@ -86,6 +86,11 @@ class Side:
         return {k for k, partner in enumerate(self.partner) if partner < 0}
 
     @cached_property
+    def visited(self) -> set[tuple[str, Position | None, str]]:
+        """The ops of the vertices, with their lines and modules."""
+        return {(v.op, position(v.site), v.scope) for v in self.vertices}
+
+    @cached_property
     def lines(self) -> set[Position | None]:
         """The source lines of the vertices."""
         return {position(vertex.site) for vertex in self.vertices}

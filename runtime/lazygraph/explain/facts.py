@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
-from lazygraph.explain.compare import is_view, position
+from lazygraph.explain.compare import differs, is_view, position
 from lazygraph.numbers import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from lazygraph.explain.compare import Comparison, Position, Side
+    from lazygraph.explain.model import Loop
     from lazygraph.snapshot import SourceLocation, Vertex
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
@@ -492,7 +493,8 @@ def options(side: Side) -> Table:
     seen: Counter[str] = Counter()
     for note in side.record.key.optimizers:
         seen[note.name] += 1
-        key, more = (note.name, seen[note.name]), {"optimizer": note.name}
+        key = (note.name, seen[note.name])
+        more = {"optimizer": note.name, "groups": note.groups}
         groups = max(Counter(name for name, *_ in note.options).values(), default=1)
         found[key] = Row(groups, note.name, site=site, more=more)
         for place, (name, text, is_true) in enumerate(note.options):
@@ -572,26 +574,50 @@ def history(side: Side) -> Table:
 
 @of_pairs
 def whole(comparison: Comparison) -> Iterator[Fact]:
-    """A graph that is the other one several times over."""
-    sides = (comparison.a, comparison.b)
+    """A graph that is the other one several times over, with no boundary in between.
+
+    State, which is read and given anew, goes through each round. What a later round overwrites, or
+    computes again of the same operands, may be there once. A loop around an update that does not
+    hold the boundary too has other rounds, and no boundary is missing.
+    """
+    sides, b = (comparison.a, comparison.b), comparison.b
+    ends = [side.record.key.ended_by for side in sides]
     before, now = (
-        Counter(
-            (v.op, position(v.site), v.scope, v.types)
-            for v in side.vertices
-            if not (v.is_leaf or v.backward or is_view(v))
-        )
-        for side in sides
+        Counter(key for v in side.vertices if (key := _visit(v))) for side in sides
     )
-    ratios = {now[key] / before[key] for key in before}
+    if before.keys() != now.keys():
+        return
+    leaves = {name.text: leaf for leaf, name in b.snapshot.leaf_names.items()}
+    roots = b.snapshot.root_names.items()
+    updates = {b.roots[k][0]: leaves[n.text] for k, n in roots if n.text in leaves}
+    behind = b.downstream(updates.values(), lambda _: True)
+    path = b.ancestors(updates, behind.__contains__)
+    keys = {key for k in path if (key := _visit(b[k]))} or before.keys()
+    ratios = {now[key] / before[key] for key in keys}
     times = min(ratios, default=0)
-    is_multiple = len(ratios) == 1 and times > 1 and times == int(times)
-    if is_multiple and before.keys() == now.keys():
+    if len(ratios) != 1 or times <= 1 or times != int(times):
+        return
+    loops = [loop for k in updates if (loop := comparison.source.loop(b[k].site))]
+    is_inside = all(in_loop(ends[1][1], loop) for loop in loops)
+    is_rest = all(1 <= now[key] / before[key] <= times for key in before)
+    if is_inside and is_rest and (updates or differs(*ends)):
         old, new = (
-            Row(number, str(number), "", tuple(range(len(side.vertices))),
-                site=side.record.key.ended_by[1])
-            for side, number in zip(sides, (1, int(times)), strict=True)
-        )  # fmt: skip
+            Row(number, str(number), "", tuple(range(len(side.vertices))), site=end[1])
+            for side, end, number in zip(sides, ends, (1, int(times)), strict=True)
+        )
         yield Fact("whole", old, new)
+
+
+def _visit(vertex: Vertex) -> tuple[Any, ...] | None:
+    """Return what an op of the forward pass has in common with itself in another round."""
+    if vertex.is_leaf or vertex.backward or is_view(vertex):
+        return None
+    return (vertex.op, position(vertex.site), vertex.scope, vertex.types)
+
+
+def in_loop(site: SourceLocation | None, loop: Loop) -> bool:
+    """Return whether a line stands in a loop."""
+    return site is not None and site.file == loop[0] and loop[1] <= site.line <= loop[2]
 
 
 # What the program does ---------------------------------------------------------------------------
@@ -609,6 +635,25 @@ def visits(side: Side) -> Table:
     return {
         key: Row(len(where), key[2], "", tuple(where), site=side[where[0]].site,  # type: ignore[index]
                  more={"random": key[2] in random, "scope": key[1], "op": key[2]})  # type: ignore[index]
+        for key, where in found.items()
+    }  # fmt: skip
+
+
+@table("read")
+def reads(side: Side) -> Table:
+    """How often the ops of each line and module read each input, through views."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for leaf, name in side.snapshot.leaf_names.items():
+        if name.holder in _OF_PROGRAM:
+            continue
+        for view in side.downstream([leaf], lambda k: is_view(side[k])):
+            for k in side.users[view]:
+                key = _visit(side[k])
+                if key is not None:
+                    found.setdefault((name.text, *key[:3]), []).append(k)
+    return {
+        key: Row(len(where), plural(len(where), "op"), key[0], tuple(where),
+                 site=side[where[0]].site, more={"visit": key[1:]})
         for key, where in found.items()
     }  # fmt: skip
 
@@ -654,9 +699,10 @@ def joined(side: Side) -> Table:
 
 @of_pairs
 def loops(comparison: Comparison) -> Iterator[Fact]:
-    """Lines that ran another number of times: most of their ops did, and none came or went.
+    """Loops, or lines, that ran another number of times: most of their ops did, and none came or went.
 
-    Equal views are one op, so they do not count rounds.
+    Equal views are one op, so they do not count rounds; an op that equals an earlier one may have
+    its line, so that of a loop's lines the one whose ops grow most counts all rounds.
     """
     sides = comparison.a, comparison.b
     tables = [visits(side) for side in sides]
@@ -667,15 +713,25 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             line = cast("tuple[Position | None, str, str]", key)
             if line[0] not in skipped and not is_view(side[row.vertices[0]]):
                 lines.setdefault(line[:2], []).append(line)
+    found: dict[Hashable, list[Any]] = {}
     for keys in map(dict.fromkeys, lines.values()):
         rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
         rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
         if rounds is not None:
-            found = [tuple(k for row in rows for k in row[which]) for which in (0, 1)]
-            yield Fact("loop", *(
-                Row(number, str(number), "", vertices, site=side[vertices[0]].site)
-                for side, number, vertices in zip(sides, rounds, found, strict=True)
-            ))  # fmt: skip
+            both = [tuple(k for row in rows for k in row[which]) for which in (0, 1)]
+            loop = comparison.source.loop(comparison.b[both[1][0]].site)
+            found.setdefault(loop or tuple(keys), []).append((rounds, both, loop))
+    for parts in found.values():
+        pair = max(
+            (part[0] for part in parts), key=lambda r: (max(r) / min(r), -max(r))
+        )
+        old, new = (
+            Row(pair[which], str(pair[which]), "", vertices,
+                site=side[vertices[0]].site, more={"loop": parts[0][2]})
+            for which, side in enumerate(sides)
+            if (vertices := tuple(k for part in parts for k in part[1][which]))
+        )  # fmt: skip
+        yield Fact("loop", old, new)
 
 
 @of_pairs

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from lazygraph.repeat import Rounds
     from lazygraph.snapshot import Snapshot, SourceLocation
 
+# A loop of the program: its file, first and last line.
+Loop = tuple[str, int, int]
+
 # What explanations ask of a compiled graph.
 
 Boundary = tuple[str, "SourceLocation | None"]
@@ -44,10 +47,12 @@ class OptimizerNote(NamedTuple):
         name: Its class.
         options: Of each group of parameters, an option's name with its text and whether its value
             is true: a number that is zero chooses another path, and others are inputs.
+        groups: Which parameters each group has, in words.
     """
 
     name: str
     options: tuple[tuple[str, str, bool], ...]
+    groups: tuple[str, ...] = ()
 
 
 class BucketNote(NamedTuple):
@@ -163,6 +168,10 @@ class Source:
     def statement(self, site: SourceLocation | None) -> str:  # noqa: ARG002
         """Return a line of the program, shortened to one sentence's length; empty where unknown."""
         return ""
+
+    def loop(self, site: SourceLocation | None) -> Loop | None:  # noqa: ARG002
+        """Return the innermost `for` or `while` around a line; None where none is known."""
+        return None
 
     def takes_tensor(self, op: str, position: int) -> bool:  # noqa: ARG002
         """Return whether some overload of an op takes a tensor for an argument."""

@@ -235,6 +235,9 @@ def _unclaimed(c: Comparison) -> Cause:
         if ops:
             site = side.site(ops)
             more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
+            if all(side[k].backward for k in ops):
+                # The forward pass is the same: a `detach()` came, went or moved.
+                more += " in backward alone: another tensor requires a gradient"
             return Cause(
                 kind="code_path",
                 text=f"code path changed: `{side[ops[0]].op}`{at(site)} is {word}{more}",
@@ -251,11 +254,14 @@ def _unclaimed(c: Comparison) -> Cause:
 def _wiring(c: Comparison) -> Cause:
     where, now, before = "", c.b.record.key.ended_by[1], c.a.record.key.ended_by[1]
     for reader, old, new in c.substitutions[:1]:
-        before, now = c.a[c.b.partner[reader]].site, c.b[reader].site
+        was, is_ = c.a[c.b.partner[reader]], c.b[reader]
+        before, now = was.site, is_.site
+        reads = sorted((c.b.partner[operand], index) for operand, index in is_.operands)
         where = (
-            f": {c.b[reader].op}{at(now)} reads {_operand(c.b, new)}, "
-            f"was {_operand(c.a, old)}"
+            f": {is_.op}{at(now)} reads {_operand(c.b, new)}, was {_operand(c.a, old)}"
         )
+        if reads == sorted(was.operands):
+            where += ": what it reads was recorded in another order"
     return Cause(
         kind="wiring",
         text=f"the ops are those of {c.a.record.name}, with other operands{where}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lazygraph.explain.model import OptimizerNote
+from lazygraph.numbers import listed
 from lazyrt.control import marks
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
@@ -35,8 +36,9 @@ from lazyrt.ir.live import (
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from lazygraph.snapshot import Name
     from lazyrt.execution.kept_steps import KeptStep
     from lazyrt.ir.node import Value
     from lazyrt.observe.events import SourceLocation
@@ -296,10 +298,23 @@ def note_update(optimizer: torch.optim.Optimizer) -> None:
     _updates[optimizer] = (pending.number, times)
 
 
-def optimizers_of_step() -> tuple[OptimizerNote, ...]:
-    """Return the optimizers that have updated parameters in the pending step."""
+def optimizers_of_step(names: Mapping[int, list[Name]]) -> tuple[OptimizerNote, ...]:
+    """Return the optimizers that have updated parameters in the pending step.
+
+    Args:
+        names: What the user calls buffers, by their identity.
+    """
+
+    def called(group: dict[str, Any]) -> str:
+        lazy = (id(state_of(p).base) for p in group["params"] if is_lazy(p))
+        return listed(names[key][0].text for key in lazy if key in names)
+
     return tuple(
-        OptimizerNote(type(optimizer).__name__, tuple(_options(optimizer)))
+        OptimizerNote(
+            type(optimizer).__name__,
+            tuple(_options(optimizer)),
+            tuple(map(called, optimizer.param_groups)),
+        )
         for optimizer, (number, _) in _updates.items()
         if number == pending.number
     )

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import logging
+import re
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,7 +42,7 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazygraph.explain.model import GuardNote, OptimizerNote
+    from lazygraph.explain.model import GuardNote, Loop, OptimizerNote
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Value
 
@@ -64,7 +66,7 @@ class UserSource(Source):
 
     def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
-        calls = [] if site is None else list(_calls(site))
+        calls = _covering(site, (ast.Call,))
         mine = [call for call in calls if _callee(call) in _spellings(op)]
         text = ast.unparse(mine[0]) if len(mine) == 1 else ""
         return self.quote(text if len(text) <= _MAX_TEXT else "")
@@ -78,6 +80,14 @@ class UserSource(Source):
         text = linecache.getline(site.file, site.line).strip() if site else ""
         short = text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
         return self.quote(short)
+
+    def loop(self, site: SourceLocation | None) -> Loop | None:
+        """Return the innermost `for` or `while` around a line; None where none is known."""
+        around = list(_covering(site, (ast.For, ast.While, ast.AsyncFor)))
+        if site is None or not around:
+            return None
+        innermost = max(around, key=lambda node: node.lineno)
+        return site.file, innermost.lineno, innermost.end_lineno or innermost.lineno
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
@@ -102,7 +112,7 @@ def argument_name(site: SourceLocation | None, op: str, position: int) -> str:
     if site is None:
         return ""
     names = _spellings(op)
-    calls = [call for call in _calls(site) if _callee(call) in names]
+    calls = [call for call in _covering(site, (ast.Call,)) if _callee(call) in names]
     if len(calls) != 1:
         return ""
     expression = _argument(calls[0], name_in_schema(op, position), position)
@@ -154,22 +164,27 @@ def _spellings(op: str) -> set[str]:
     return {name, bare, f"{bare}_", bare.removeprefix("native_")}
 
 
-def _calls(site: SourceLocation) -> Iterator[ast.Call]:
-    """Yield the calls whose text covers a line."""
-    lines = linecache.getlines(site.file)
-    if not 0 < site.line <= len(lines) <= _MAX_TEXTS:
+def _covering(
+    site: SourceLocation | None, kinds: tuple[type[Any], ...]
+) -> Iterator[Any]:
+    """Yield the nodes of some kinds whose text covers a line."""
+    lines = linecache.getlines(site.file) if site is not None else []
+    if site is None or not 0 < site.line <= len(lines) <= _MAX_TEXTS:
         return
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # a cell with magics
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _covers(node, site.line):
+    tree = _parsed("".join(lines))
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, kinds) and (
+            node.lineno <= site.line <= (node.end_lineno or node.lineno)
+        ):
             yield node
 
 
-def _covers(node: ast.Call, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+@functools.lru_cache(maxsize=1)
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):  # a cell with magics
+        return None
 
 
 def _callee(call: ast.Call) -> str:
@@ -219,13 +234,14 @@ _fallbacks: deque[tuple[str, SourceLocation | None]] = deque(maxlen=_MAX_FALLBAC
 _guards: deque[GuardNote] = deque(maxlen=_MAX_GUARDS)
 _buckets: BucketNote | None = None
 _modules: frozenset[str] = frozenset()
-_namer: Callable[[], dict[int, Name]] = dict
-_optimizers: Callable[[], tuple[OptimizerNote, ...]] = tuple
+_Names = dict[int, list[Name]]
+_namer: Callable[[], _Names] = dict
+_optimizers: Callable[[_Names], tuple[OptimizerNote, ...]] = lambda _: ()  # noqa: E731 - replaced by `set_optimizers`
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
 _cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_cell`
 
 
-def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
+def set_namer(namer: Callable[[], _Names]) -> None:
     """Tell how to find the user's names of buffers, by their identity.
 
     What autograd alone holds has it as its holder, and no text.
@@ -234,7 +250,9 @@ def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
     _namer = namer
 
 
-def set_optimizers(optimizers: Callable[[], tuple[OptimizerNote, ...]]) -> None:
+def set_optimizers(
+    optimizers: Callable[[_Names], tuple[OptimizerNote, ...]],
+) -> None:
     """Tell how to find the optimizers that update parameters in the pending step."""
     global _optimizers
     _optimizers = optimizers
@@ -294,7 +312,8 @@ def describe(
     if known is not None:
         known.explanation = evicted(known, step, config.max_executables)
         return known
-    names, origins, modules, saved = _names_and_origins(graph)
+    by_buffer = _names_of_buffers()
+    names, origins, modules, saved = _names_and_origins(graph, by_buffer)
     key = StepKey(
         fingerprint=graph.fingerprint,
         donated=tuple(donated),
@@ -308,7 +327,7 @@ def describe(
         rules=compiler.given_rules(graph),
         cell=_cell(),
         guards=tuple(_guards),
-        optimizers=_optimizers(),
+        optimizers=_optimizers(by_buffer),
         buckets=_buckets,
     )
     record = graph_registry.create(
@@ -357,39 +376,67 @@ def _explanation(record: CompiledGraph) -> Explanation:
         return Explanation(step=record.first_step, graph=record.name, causes=(cause,))
 
 
+def _names_of_buffers() -> _Names:
+    try:
+        return _namer()
+    except Exception:  # noqa: BLE001 - the step goes on
+        _log.exception("finding the names of tensors failed")
+        return {}
+
+
 def _names_and_origins(
-    graph: Canonical,
+    graph: Canonical, by_buffer: _Names
 ) -> tuple[dict[Value, Name], dict[Value, Origin], frozenset[str], set[Value]]:
     """Return names of roots and inputs, origins of inputs, names in modules, and saved roots."""
     global _modules
-    try:
-        by_buffer = _namer()
-    except Exception:  # noqa: BLE001 - the step goes on
-        _log.exception("finding the names of tensors failed")
-        by_buffer = {}
     names: dict[Value, Name] = {}
     origins: dict[Value, Origin] = {}
-    saved = {key for key, name in by_buffer.items() if name.holder == AUTOGRAD}
+    several: dict[Value, list[Name]] = {}
+    by_autograd = {
+        key for key, (name, *_) in by_buffer.items() if name.holder == AUTOGRAD
+    }
     held: set[Value] = set()
     for buffer in pending.buffers:
-        if buffer.value is None or id(buffer) in saved:
+        if buffer.value is None or id(buffer) in by_autograd:
             continue
         held.add(buffer.value)
         if id(buffer) in by_buffer:
-            names.setdefault(buffer.value, by_buffer[id(buffer)])
+            names.setdefault(buffer.value, by_buffer[id(buffer)][0])
     for leaf in graph.data:
         owner = pending.owners[leaf.position]()
-        name = None if id(owner) in saved else by_buffer.get(id(owner))
+        found = None if id(owner) in by_autograd else by_buffer.get(id(owner))
         origin = _origin(leaf.position, dropped=owner is None)
         origins[leaf] = origin._replace(memory_format=_memory_format(leaf))
-        if name is None and origin.name:  # what it was called when it was computed
-            name = Name(origin.name)
-        if name is not None:
-            names[leaf] = name
-    modules = frozenset(name.text for name in by_buffer.values() if name.in_module)
+        if found:
+            names[leaf] = found[0]
+        elif origin.name:  # what it was called when it was computed
+            names[leaf] = Name(origin.name)
+        variables = [name for name in found or () if name.holder == "variable"]
+        if len(variables) > 1:
+            several[leaf] = variables
+    names.update(_as_read(graph, several))
+    # A parameter that two modules share is one of each.
+    every = (name for found in by_buffer.values() for name in found)
+    modules = frozenset(name.text for name in every if name.in_module)
     if modules != _modules:  # else one set serves all graphs
         _modules = modules
     return names, origins, _modules, set(graph.roots) - held
+
+
+def _as_read(
+    graph: Canonical, several: dict[Value, list[Name]]
+) -> Iterator[tuple[Value, Name]]:
+    """Yield inputs that several variables hold with the one that stands where they are read."""
+    for node in graph.nodes if several else ():
+        site = node.provenance.site
+        if site is None:
+            continue
+        for value in {*node.operands} & several.keys():
+            words = set(re.findall(r"\w+", linecache.getline(site.file, site.line)))
+            name = next((n for n in several[value] if n.text in words), None)
+            if name is not None:
+                del several[value]
+                yield value, name
 
 
 def _memory_format(value: Value) -> str:

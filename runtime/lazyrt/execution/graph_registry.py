@@ -476,8 +476,10 @@ def _record(data: Any) -> CompiledGraph:
                 tuple(
                     (str(o), str(text), bool(is_true)) for o, text, is_true in options
                 ),
+                tuple(str(group) for each in groups for group in each),
             )
-            for name, options in data.get("optimizers", ())  # older records have none
+            # Older records have none, or no groups.
+            for name, options, *groups in data.get("optimizers", ())
         ),
     )
     nodes = snapshot.nodes

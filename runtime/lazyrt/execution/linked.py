@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def _of_any_layer(origin: Provenance) -> Provenance:
     if at is None:
         return origin
     names[at] = "*"
-    return replace(origin, module=".".join(names))
+    return origin._replace(module=".".join(names))
 
 
 def _layer_of(origin: Provenance) -> _Layer | None:

@@ -139,6 +139,7 @@ class Walk:
         self._queue: deque[tuple[Name, Any, int]] = deque()
         self._late: list[tuple[Name, Any, int]] = []
         self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
+        self._parameters: list[tuple[Name, torch.Tensor]] = []
         self._running: list[dict[str, Any]] = []
         self._seen: set[int] = set()
         self._namespaces = 0
@@ -205,6 +206,8 @@ class Walk:
             if len(self._seen) > _MAX_VISITED:
                 break
             self._visit(name, thing, depth)
+        for name, parameter in self._parameters:
+            self._visit_tensor(name, parameter)
         for name, optimizer in self._optimizers:
             self._visit_optimizer(name, optimizer)
         for buffer, names in self._of_views.items():
@@ -213,20 +216,14 @@ class Walk:
         self._queue.clear()
         self._late.clear()
         self._optimizers.clear()
+        self._parameters.clear()
         self._running.clear()
 
     def _put_off_members(self) -> None:
-        """Let a parameter be called by its module, and a numbered module by its number.
+        """Let a numbered module be called by its number.
 
-        A loop's variable (`for p in model.parameters()`, `for block in model.blocks`) is another
-        one's name in each round.
+        A loop's variable (`for block in model.blocks`) is another one's name in each round.
         """
-        parameters = [e for e in self._queue if type(e[1]) is torch.nn.Parameter]
-        if parameters:
-            self._queue = deque(
-                e for e in self._queue if type(e[1]) is not torch.nn.Parameter
-            )
-            self._late[:0] = parameters
         members = _numbered_modules(thing for _, thing, _ in self._queue)
         if not members:
             return
@@ -237,6 +234,10 @@ class Walk:
         self._queue = first
 
     def _visit(self, name: Name, thing: Any, depth: int) -> None:
+        if type(thing) is torch.nn.Parameter and name.holder != "module":
+            # Its module's name comes first: a loop's variable or a list is one of the moment.
+            self._parameters.append((name, thing))
+            return
         if type(thing) in _TENSORS:
             self._visit_tensor(name, thing)
             return
