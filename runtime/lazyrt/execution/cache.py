@@ -124,15 +124,17 @@ def _platform() -> str:
 
 
 def _lowering_key() -> str:
-    """Return what lowering depends on: its own code, and torch's decompositions."""
-    return _code_key(Path(lowering.__file__).parent)
+    """Return what lowering depends on: its code, how steps are cut, torch's decompositions."""
+    return _code_key(
+        Path(lowering.__file__).parent, Path(__file__).with_name("linked.py")
+    )
 
 
-def _code_key(folder: Path) -> str:
-    """Return a digest of torch's version and of the modules in a folder."""
+def _code_key(folder: Path, *more: Path) -> str:
+    """Return a digest of torch's version, of the modules in a folder, and of more files."""
     found = hashlib.blake2b(torch.__version__.encode(), digest_size=4)
     with contextlib.suppress(OSError):
-        for path in sorted(folder.glob("*.py")):
+        for path in (*sorted(folder.glob("*.py")), *more):
             found.update(path.read_bytes())
     return found.hexdigest()
 

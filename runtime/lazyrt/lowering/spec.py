@@ -17,9 +17,8 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import (  # noqa: F401 - importing a module of registry registers them
+from lazyrt.lowering import (  # noqa: F401 - importing a module of rules registers them
     activations,
-    binning,
     collectives,
     convolution,
     elementwise,
