@@ -334,7 +334,7 @@ def test_where_steps_cannot_run_again_for_memory_the_error_says_so(monkeypatch):
     monkeypatch.setattr(kept_steps, "replay", refuse)
     lazyrt.config.stop_at_nan = True
 
-    with pytest.raises(NotFiniteError, match="tensors are as after it: running the"):
+    with pytest.raises(NotFiniteError, match="tensors are as after it: the inputs"):
         list(training(3, bad_at=0))
 
 

@@ -36,6 +36,8 @@ from lazyrt.ir.node import iter_values, nbytes_of, type_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from lazyrt.execution.executor import Plan
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.execution.inspection import NotFinite
@@ -104,21 +106,15 @@ def watch(plan: Plan, results: Sequence[Array], kept: KeptStep | None) -> None:
     if kept is not None:
         kept.watched, kept.updates = every, updates_of(step)
         watched = every if kept.is_first else watched
-    if watched:
-        deferred_asserts.watch(
-            step,
-            _are_finite([results[slot] for slot in watched.values()]),
-            lambda finite: (
-                _error(
-                    step,
-                    _names(plan.graph, plan.record),
-                    list(itertools.compress(watched, ~finite)),
-                    kept,
-                )
-                if not finite.all()
-                else None
-            ),
-        )
+    if not watched:
+        return
+
+    def judge(finite: NDArray[np.bool_]) -> NotFiniteError | None:
+        bad = list(itertools.compress(watched, ~finite))
+        return _error(step, _names(plan.graph, plan.record), bad, kept) if bad else None
+
+    asked = [results[slot] for slot in watched.values()]
+    deferred_asserts.watch(step, _are_finite(asked), judge)
 
 
 def _error(
@@ -126,13 +122,8 @@ def _error(
 ) -> NotFiniteError:
     """Go back to before the first bad step, and return what to raise, with the op in which it began."""
     deferred_asserts.forget()  # later steps computed with it
-    why = (
-        f"its inputs are more than config.keep_values_bytes ({config.keep_values_bytes:,}). "
-        "Raise the setting"
-    )
     with lock, contextlib.suppress(OutOfMemoryError):
         if kept is not None and kept.canonical is not None:
-            why = "running the steps before it again takes too much memory. Take smaller batches"
             first, bad, found = _first(kept, bad)
             names = _names(first.canonical, first.record)
             began = _began(found, names) if found is not None else ""
@@ -148,8 +139,9 @@ def _error(
                 "config.stop_at_nan = False lets such steps run."
             )
     return NotFiniteError(
-        f"{_gave(number, names, bad)}. Where that began is not known, and tensors are as after it: "
-        f"{why}, and run the cell again."
+        f"{_gave(number, names, bad)}. Where that began is not known, and tensors are as after it: the "
+        f"inputs of the steps are more than config.keep_values_bytes ({config.keep_values_bytes:,}), or "
+        "than there is room for. Raise the setting, or take smaller batches, and run the cell again."
     )
 
 
@@ -239,7 +231,7 @@ def _trained(step: int) -> tuple[set[int], set[int]]:
     What an optimizer does with a gradient shows in weights: a scaler of gradients leaves out steps in
     which some are not finite.
     """
-    weights: set[int] = set()
+    weights: dict[int, int] = {}
     gradients: dict[int, int] = {}
     taken: set[int] = set()
     for each in gc.get_objects():
@@ -249,15 +241,13 @@ def _trained(step: int) -> tuple[set[int], set[int]]:
         if kind not in _TENSORS or not (is_lazy(each) and each.requires_grad):
             continue
         for tensor in (each, each.grad) if each.is_leaf else ():
-            if is_lazy(tensor):
-                run, slot = made_in(state_of(unwrapped(tensor)).base)
-                if run.__class__ is not Run or run.step != step:
-                    continue
-                if tensor is each:
-                    weights.add(slot)
-                else:
-                    gradients[id(each)] = slot
-    return weights, {slot for key, slot in gradients.items() if key not in taken}
+            base = state_of(unwrapped(tensor)).base if is_lazy(tensor) else None
+            run, slot = made_in(base) if base is not None else (None, 0)
+            if run.__class__ is Run and run.step == step:
+                made = weights if tensor is each else gradients
+                made[id(each)] = slot
+    free = {slot for key, slot in gradients.items() if key not in taken}
+    return set(weights.values()), free
 
 
 def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
