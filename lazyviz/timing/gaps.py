@@ -644,9 +644,7 @@ def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
     for k, each in enumerate(host.stretches):
         if each.phase != "execute":
             continue
-        site = each.site
-        if site is None and k + 1 < len(host.stretches):
-            site = host.stretches[k + 1].site  # the copy of what was waited for
+        site = each.site or _copy_after(host.stretches, k)
         if site is not None:
             spent[site] += each.end_ns - each.start_ns
             times[site] += 1
@@ -661,6 +659,16 @@ def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
         )
         for site, ns in spent.most_common()
     ]
+
+
+def _copy_after(stretches: Sequence[Stretch], k: int) -> SourceLocation | None:
+    """Return the line that copied what was waited for, which comes right after the wait."""
+    for each in stretches[k + 1 : k + 3]:
+        if each.phase == "transfer":
+            return each.site
+        if each.phase != "python" or each.end_ns - each.start_ns >= MIN_GAP_NS:
+            break
+    return None
 
 
 def block_times(
