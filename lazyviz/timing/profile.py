@@ -446,6 +446,8 @@ class Profile(Displayed):
                 for each in self.steps
             ],
             "spans": [list(each) for each in self.spans],
+            "inputs": [asdict(each) for each in self.inputs],
+            "reads": [asdict(each) for each in self.reads],
             "advice": list(self.advice),
             "dropped": self.dropped,
         }
@@ -492,7 +494,6 @@ class Profile(Displayed):
                 found.__dict__[name] = data[name]
             found.__dict__["spans"] = tuple(Span(*row) for row in data.get("spans", ()))
             found.__dict__["advice"] = tuple(data["advice"])
-            found.__dict__["inputs"] = found.__dict__["reads"] = ()
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = getattr(error, "strerror", None) or repr(error)
             raise ProfileError(
@@ -622,8 +623,9 @@ class Profile(Displayed):
                 f"Recording and execution overlap {text.share(self.overlap)} of the device's "
                 f"time: {most.at} waits for the device"
                 f"{f' ({most.cause})' if most.cause else ''}, "
-                f"{text.duration(most.duration_ns)} in {text.plural(most.times, 'time')}. Read "
-                "less often, or a step later."
+                f"{text.duration(most.duration_ns)} in {text.plural(most.times, 'wait')}."
+                + " Read less often, or a step later."
+                * (most.duration_ns >= advice.WORTH_IT * self.duration_ns)
             )
         steady = [step for step in self.steps if not step.compiled]
         third = len(steady) // 3
@@ -825,6 +827,8 @@ _KINDS: dict[str, type[Any]] = {
     "scopes": device.ScopeTime,
     "devices": device.DeviceRow,
     "steps": host.StepTime,
+    "inputs": advice.InputTime,
+    "reads": advice.ReadTime,
 }
 
 

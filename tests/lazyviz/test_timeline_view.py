@@ -34,8 +34,9 @@ EVIL = "<img src=x onerror=document.title=1>"
 
 
 def data_of(picture):
-    packed = re.search('data-spans="([^"]*)"', picture)[1]
-    return json.loads(zlib.decompress(base64.b64decode(packed)))
+    packed = re.search('data-spans="([^"]*)"', picture)
+    assert packed
+    return json.loads(zlib.decompress(base64.b64decode(packed[1])))
 
 
 def test_a_detailed_picture_carries_each_span_and_draws_no_more_than_a_plain_one():
