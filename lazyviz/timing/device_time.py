@@ -820,6 +820,7 @@ def device_time(
     windows: Sequence[Window],
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
+    end_ns: int,
 ) -> DeviceTime:
     """Join traces of the device with the programs that ran.
 
@@ -827,6 +828,7 @@ def device_time(
         windows: Times in which the device was traced, in order.
         launches: What was handed to the device, in order.
         programs: The builds of each program, by fingerprint.
+        end_ns: When the profile ended.
     """
     sums = _Sums()
     known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
@@ -861,9 +863,14 @@ def device_time(
         known[launch.fingerprint].append(costs)
     means = {name: _sum(costs, 1 / len(costs)) for name, costs in known.items()}
     guessed = [launch for launch in left if launch.fingerprint in means]
-    for launch in guessed:
-        sums.add(means[launch.fingerprint], launch)
-    like = _like(whole, [(g, _length(means[g.fingerprint])) for g in guessed])
+    like: list[Run] = []
+    lengths = [(g, _length(means[g.fingerprint])) for g in guessed]
+    for (launch, length), runs in zip(
+        lengths, _like(whole, lengths, end_ns), strict=True
+    ):
+        took = max(each.end_ns for each in runs) - min(each.start_ns for each in runs)
+        sums.add(_sum([means[launch.fingerprint]], took / max(length, 1)), launch)
+        like += runs
     every = sorted([*whole, *like], key=lambda each: each.start_ns)
     return DeviceTime(
         busy=union((each.start_ns, each.end_ns) for each in every),
@@ -927,9 +934,12 @@ def _sum(
 
 
 def _like(
-    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]]
-) -> Iterator[Run]:
-    """Yield runs that were not traced, taken to begin once the device was free."""
+    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]], end_ns: int
+) -> Iterator[list[Run]]:
+    """Yield for each launch runs that were not traced, taken to begin once the device was free.
+
+    They end before the next traced run begins, and before the profile does.
+    """
     waiting = deque(sorted(traced, key=lambda each: each.start_ns))
     by_launch: dict[Launch, list[Run]] = defaultdict(list)
     for each in waiting:
@@ -941,18 +951,22 @@ def _like(
         while waiting and waiting[0].start_ns <= launch.time_ns:
             free = max(free, waiting.popleft().end_ns)
         start = max(launch.time_ns, free)
+        until = min(waiting[0].start_ns, end_ns) if waiting else end_ns
+        took = max(min(length, until - start), 0)
         runs = models[launch.fingerprint]
         begun = min(each.start_ns for each in runs)
-        part = length / (max(each.end_ns for each in runs) - begun or 1)
-        for each in runs:
-            yield replace(
+        part = took / (max(each.end_ns for each in runs) - begun or 1)
+        yield [
+            replace(
                 each,
                 start_ns=start + round((each.start_ns - begun) * part),
                 end_ns=start + round((each.end_ns - begun) * part),
                 launch=launch,
                 is_like=True,
             )
-        free = start + length
+            for each in runs
+        ]
+        free = start + took
 
 
 def _lines(

@@ -275,8 +275,9 @@ class Profile(Displayed):
                 if type(event).__name__ == "ExecuteStarted"
             ]
             programs = _programs(launches)
-            found = device.device_time(self._windows.windows, launches, programs)
-        # Runs that were not traced are placed by their usual length, and may end later.
+            found = device.device_time(
+                self._windows.windows, launches, programs, self.end_ns
+            )
         found.busy = [*within(found.busy, self.start_ns, self.end_ns)]
         return found
 

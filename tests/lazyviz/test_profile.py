@@ -117,6 +117,19 @@ def test_the_device_works_no_longer_than_the_profile_lasts():
     assert profile.duty_cycle == (2_000 + 4_500) / 8_000
 
 
+def test_a_run_that_was_not_traced_ends_before_the_next_traced_one_and_the_profile():
+    first, last = (
+        device_time.Launch("f", "step", k, at) for k, at in ((1, 50), (9, 900))
+    )
+    traced = device_time.Launch("f", "step", 5, 250)
+    run = device_time.Run(0, "m", 300, 400, launch=traced)
+
+    ((before,), (after,)) = device_time._like([run], [(first, 500), (last, 500)], 1_000)
+
+    assert (before.start_ns, before.end_ns) == (50, 300)
+    assert (after.start_ns, after.end_ns) == (900, 1_000)
+
+
 def test_a_saved_profile_is_read_back_as_it_was(taken, tmp_path):
     loaded = Profile.load(taken.save(tmp_path / "t.json"))
 
