@@ -427,6 +427,21 @@ def test_a_pause_that_nobody_saw_has_the_line_of_its_like_else_that_which_ended_
     assert (line(shorter), shorter.is_sampled) == (9, False)
 
 
+def test_the_pause_at_the_end_has_the_line_of_those_after_the_same_barrier():
+    first_op = (events.SourceLocation("a.py", 2, "f"),)
+    barrier = events.BarrierFinished(
+        step=1, cause="mark_step()", site=events.SourceLocation("a.py", 7, "f"),
+        nodes=1, roots=1, executed=True, duration_ns=0,
+    )  # fmt: skip
+    noted = [gaps.Noted(barrier, at, 0) for at in (0, 5_000_000)]
+    seen = tracing.Pause(1_000, 3_000_000, (sample(1, 8),), first_op)
+    last = tracing.Pause(5_001_000, 8_000_000, (), ())
+
+    found = gaps.host_time(noted, [seen, last], 0, 0, 8_000_000)
+
+    assert [line(each) for each in found.stretches] == [8, 8]
+
+
 def test_the_time_in_which_the_runtime_works_is_none_of_a_lines():
     runtime = tracing.Sample(3_000_000, (), is_runtime=True)
     pause = tracing.Pause(0, 4_000_000, (sample(1, 1), runtime), ())
