@@ -283,14 +283,18 @@ class Program:
 
     Args:
         text: The same.
-        nodes: The ops of its graph as IR; none where that is not kept.
+        nodes: The ops of its graph as IR, as the lines that ran it have recorded them; none where
+            that is not kept.
+        named_after: The same ops as its instructions are named after, if other lines recorded those.
     """
 
-    def __init__(self, text: str, nodes: Sequence[Node] = ()) -> None:
+    def __init__(
+        self, text: str, nodes: Sequence[Node] = (), named_after: Sequence[Node] = ()
+    ) -> None:
         self.text = text
         header = _HEADER.match(text)
         self._module = header[1] if header is not None else ""
-        self._origins = _by_label(nodes)
+        self._origins = _by_label(nodes, named_after)
         self._found: dict[str, tuple[Graph, int]] = {}
         self.shares = functools.cache(self._shares)
         self.operations = functools.cache(self._operations)
@@ -453,24 +457,28 @@ def _is_ours(file: str) -> bool:
     return file == "-" or bool(provenance.is_own_file(file))
 
 
-def _by_label(nodes: Sequence[Node]) -> dict[tuple[str, str], dict[Place, float]]:
+def _by_label(
+    nodes: Sequence[Node], named_after: Sequence[Node] = ()
+) -> dict[tuple[str, str], dict[Place, float]]:
     """Return the places of ops by what HLO metadata calls them: label and line, or label alone."""
     from lazyrt.tools import run_ns
 
     update = _update_nodes(nodes)
+    equal = {_first(node).id: node for node in named_after}
     weights: dict[tuple[str, str], Counter[Place]] = defaultdict(Counter)
     for node in nodes:
-        origin = node.provenance
+        origin, named = node.provenance, equal.get(_first(node).id, node).provenance
         site, part = origin.site, "update" if node.id in update else "forward"
-        label = f"{origin.path}/{node.op.name}" if origin.path else node.op.name
-        written = f"{site.file}:{site.line}" if site is not None else ""
+        label = f"{named.path}/{node.op.name}" if named.path else node.op.name
+        first = named.site
+        written = f"{first.file}:{first.line}" if first is not None else ""
         if origin.backward is not None:
             label, part = f"{label}{_BACKWARD}", "backward"
             forward = origin.backward.forward
             site = (forward.site if forward is not None else None) or site
         # A program that equal layers share names none of them; its time is spread over all.
-        shared = _LAYER.sub(r"\1*", origin.module, count=1)
-        of_any = label.replace(origin.module, shared) if origin.module else label
+        shared = _LAYER.sub(r"\1*", named.module, count=1)
+        of_any = label.replace(named.module, shared) if named.module else label
         file, line, cell = (
             ("", 0, None) if site is None else (site.file, site.line, site.cell)
         )
@@ -481,6 +489,13 @@ def _by_label(nodes: Sequence[Node]) -> dict[tuple[str, str], dict[Place, float]
         key: {where: ns / sum(found.values()) for where, ns in found.items()}
         for key, found in weights.items()
     }
+
+
+def _first(node: Node) -> Node:
+    """Return the equal op that was recorded first, at whichever lines."""
+    return next(
+        (out.first.node for out in node.outputs if out and out.first.node), node
+    )
 
 
 def _update_nodes(nodes: Sequence[Node]) -> set[int]:

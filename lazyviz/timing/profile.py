@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lazyrt.observe.events import Event
-    from lazyrt.tools import Pause
+    from lazyrt.tools import Node, Pause
     from lazyviz.inspection.numerics import Timeline as Lifetimes
     from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
@@ -850,11 +850,12 @@ def _programs(launches: list[Launch]) -> dict[str, list[Program]]:
         if launch.fingerprint in found:
             continue
         record = lazyrt.graph_of_step(launch.step) if launch.purpose == "step" else None
-        is_same = record is not None and record.fingerprint == launch.fingerprint
-        graph = record.graph if is_same and record is not None else None
-        nodes = graph.nodes if graph is not None else ()
+        nodes: list[Sequence[Node]] = []
+        if record is not None and record.fingerprint == launch.fingerprint:
+            both = record.recorded, record.graph
+            nodes = [graph.nodes for graph in both if graph is not None]
         found[launch.fingerprint] = [
-            device.Program(each, nodes)
+            device.Program(each, *nodes)
             for each in tools.compiled_texts(launch.fingerprint)
         ]
     return found

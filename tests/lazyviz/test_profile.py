@@ -487,6 +487,27 @@ def test_where_another_trace_is_taken_the_ends_of_executions_stand_for_the_devic
 
 
 @pytest.mark.lazy_only("is about executables of steps")
+def test_a_graph_that_another_line_ran_before_costs_the_line_that_runs_it_now():
+    x = matrix(64)
+
+    def earlier():
+        y = (x @ x).tanh()  # noqa: F841 - what the barrier runs
+        lazyrt.mark_step()
+
+    def now():
+        y = (x @ x).tanh()  # the same ops elsewhere
+        lazyrt.mark_step()
+        return y
+
+    earlier()
+    with lazyviz.profile() as profile:
+        now()
+
+    lines = {each.line for each in profile.lines if each.file}
+    assert lines == {line_of("the same ops elsewhere")}
+
+
+@pytest.mark.lazy_only("is about executables of steps")
 def test_layers_that_share_a_program_have_their_own_time():
     torch.manual_seed(0)
     blocks = [
