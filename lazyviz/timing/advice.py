@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Busy = Callable[[int, int], int]
 
-_WORTH_IT = 0.1  # of a step: what saves less is not worth a sentence
+WORTH_IT = 0.1  # of a step: what saves less is not worth a sentence
 _EVERY = (1, 10, 100)
 _FEWEST = 2
 
@@ -92,7 +92,7 @@ class InputTime:
     @property
     def sentence(self) -> str:
         """How much the loop waits, why, and what to do; empty where little would be won."""
-        if self.share < _WORTH_IT:
+        if self.share < WORTH_IT:
             return ""
         said = (
             f"Input-bound {text.share(self.share)}: the loop at {self.at} waits "
@@ -279,7 +279,7 @@ class ReadTime:
     @property
     def sentence(self) -> str:
         """What the reads cost, and what fewer would bring; empty where that is little."""
-        if self.predicted_ns(_EVERY[1]) > (1 - _WORTH_IT) * self.period_ns:
+        if self.predicted_ns(_EVERY[1]) > (1 - WORTH_IT) * self.period_ns:
             return ""
         steps = ", ".join(
             f"every {each}: {text.duration(self.predicted_ns(each))}"

@@ -283,14 +283,18 @@ class Program:
 
     Args:
         text: The same.
-        nodes: The ops of its graph as IR; none where that is not kept.
+        nodes: The ops of its graph as IR, as the lines that ran it have recorded them; none where
+            that is not kept.
+        named_after: The same ops as its instructions are named after, if other lines recorded those.
     """
 
-    def __init__(self, text: str, nodes: Sequence[Node] = ()) -> None:
+    def __init__(
+        self, text: str, nodes: Sequence[Node] = (), named_after: Sequence[Node] = ()
+    ) -> None:
         self.text = text
         header = _HEADER.match(text)
         self._module = header[1] if header is not None else ""
-        self._origins = _by_label(nodes)
+        self._origins = _by_label(nodes, named_after)
         self._found: dict[str, tuple[Graph, int]] = {}
         self.shares = functools.cache(self._shares)
         self.operations = functools.cache(self._operations)
@@ -453,24 +457,28 @@ def _is_ours(file: str) -> bool:
     return file == "-" or bool(provenance.is_own_file(file))
 
 
-def _by_label(nodes: Sequence[Node]) -> dict[tuple[str, str], dict[Place, float]]:
+def _by_label(
+    nodes: Sequence[Node], named_after: Sequence[Node] = ()
+) -> dict[tuple[str, str], dict[Place, float]]:
     """Return the places of ops by what HLO metadata calls them: label and line, or label alone."""
     from lazyrt.tools import run_ns
 
     update = _update_nodes(nodes)
+    equal = {_first(node).id: node for node in named_after}
     weights: dict[tuple[str, str], Counter[Place]] = defaultdict(Counter)
     for node in nodes:
-        origin = node.provenance
+        origin, named = node.provenance, equal.get(_first(node).id, node).provenance
         site, part = origin.site, "update" if node.id in update else "forward"
-        label = f"{origin.path}/{node.op.name}" if origin.path else node.op.name
-        written = f"{site.file}:{site.line}" if site is not None else ""
+        label = f"{named.path}/{node.op.name}" if named.path else node.op.name
+        first = named.site
+        written = f"{first.file}:{first.line}" if first is not None else ""
         if origin.backward is not None:
             label, part = f"{label}{_BACKWARD}", "backward"
             forward = origin.backward.forward
             site = (forward.site if forward is not None else None) or site
         # A program that equal layers share names none of them; its time is spread over all.
-        shared = _LAYER.sub(r"\1*", origin.module, count=1)
-        of_any = label.replace(origin.module, shared) if origin.module else label
+        shared = _LAYER.sub(r"\1*", named.module, count=1)
+        of_any = label.replace(named.module, shared) if named.module else label
         file, line, cell = (
             ("", 0, None) if site is None else (site.file, site.line, site.cell)
         )
@@ -481,6 +489,13 @@ def _by_label(nodes: Sequence[Node]) -> dict[tuple[str, str], dict[Place, float]
         key: {where: ns / sum(found.values()) for where, ns in found.items()}
         for key, found in weights.items()
     }
+
+
+def _first(node: Node) -> Node:
+    """Return the equal op that was recorded first, at whichever lines."""
+    return next(
+        (out.first.node for out in node.outputs if out and out.first.node), node
+    )
 
 
 def _update_nodes(nodes: Sequence[Node]) -> set[int]:
@@ -820,6 +835,7 @@ def device_time(
     windows: Sequence[Window],
     launches: Sequence[Launch],
     programs: Mapping[str, Sequence[Program]],
+    end_ns: int,
 ) -> DeviceTime:
     """Join traces of the device with the programs that ran.
 
@@ -827,6 +843,7 @@ def device_time(
         windows: Times in which the device was traced, in order.
         launches: What was handed to the device, in order.
         programs: The builds of each program, by fingerprint.
+        end_ns: When the profile ended.
     """
     sums = _Sums()
     known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
@@ -861,9 +878,14 @@ def device_time(
         known[launch.fingerprint].append(costs)
     means = {name: _sum(costs, 1 / len(costs)) for name, costs in known.items()}
     guessed = [launch for launch in left if launch.fingerprint in means]
-    for launch in guessed:
-        sums.add(means[launch.fingerprint], launch)
-    like = _like(whole, [(g, _length(means[g.fingerprint])) for g in guessed])
+    like: list[Run] = []
+    lengths = [(g, _length(means[g.fingerprint])) for g in guessed]
+    for (launch, length), runs in zip(
+        lengths, _like(whole, lengths, end_ns), strict=True
+    ):
+        took = max(each.end_ns for each in runs) - min(each.start_ns for each in runs)
+        sums.add(_sum([means[launch.fingerprint]], took / max(length, 1)), launch)
+        like += runs
     every = sorted([*whole, *like], key=lambda each: each.start_ns)
     return DeviceTime(
         busy=union((each.start_ns, each.end_ns) for each in every),
@@ -927,9 +949,12 @@ def _sum(
 
 
 def _like(
-    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]]
-) -> Iterator[Run]:
-    """Yield runs that were not traced, taken to begin once the device was free."""
+    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]], end_ns: int
+) -> Iterator[list[Run]]:
+    """Yield for each launch runs that were not traced, taken to begin once the device was free.
+
+    They end before the next traced run begins, and before the profile does.
+    """
     waiting = deque(sorted(traced, key=lambda each: each.start_ns))
     by_launch: dict[Launch, list[Run]] = defaultdict(list)
     for each in waiting:
@@ -941,18 +966,22 @@ def _like(
         while waiting and waiting[0].start_ns <= launch.time_ns:
             free = max(free, waiting.popleft().end_ns)
         start = max(launch.time_ns, free)
+        until = min(waiting[0].start_ns, end_ns) if waiting else end_ns
+        took = max(min(length, until - start), 0)
         runs = models[launch.fingerprint]
         begun = min(each.start_ns for each in runs)
-        part = length / (max(each.end_ns for each in runs) - begun or 1)
-        for each in runs:
-            yield replace(
+        part = took / (max(each.end_ns for each in runs) - begun or 1)
+        yield [
+            replace(
                 each,
                 start_ns=start + round((each.start_ns - begun) * part),
                 end_ns=start + round((each.end_ns - begun) * part),
                 launch=launch,
                 is_like=True,
             )
-        free = start + length
+            for each in runs
+        ]
+        free = start + took
 
 
 def _lines(

@@ -145,7 +145,8 @@ def host_time(
             found.stretches.append(Stretch(phase, start, end, *current))
 
     tally = Tally(ledger=Ledger(start_ns), thread=thread, told=told)
-    for one in _merged(noted, pauses):
+    noted = list(noted)
+    for one in _merged(noted, _with_end(noted, pauses)):
         if isinstance(one, Noted):
             current = getattr(one.event, "site", None), True
             tally.add(one.event, one.now_ns, one.thread)
@@ -158,6 +159,23 @@ def host_time(
     found.stretches.sort(key=lambda each: each.start_ns)
     found.parts = tally.ledger.parts(end_ns)
     return found
+
+
+def _with_end(noted: Sequence[Noted], pauses: Sequence[Pause]) -> Sequence[Pause]:
+    """Return pauses whose last one, if the watch ended it, counts with those after the same barrier."""
+    if not pauses or pauses[-1].after or pauses[-1].samples:
+        return pauses
+    ends = [one for one in noted if isinstance(one.event, events.BarrierFinished)]
+
+    def barrier(pause: Pause) -> SourceLocation | None:
+        k = bisect.bisect_right(ends, pause.start_ns, key=lambda one: one.now_ns) - 1
+        is_near = k >= 0 and pause.start_ns - ends[k].now_ns < MIN_GAP_NS
+        return ends[k].event.site if is_near else None
+
+    last = pauses[-1]
+    at = barrier(last)
+    after = (each.after for each in pauses[:-1] if at and barrier(each) == at)
+    return [*pauses[:-1], last._replace(after=next(after, ()))]
 
 
 def _merged(
@@ -644,9 +662,7 @@ def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
     for k, each in enumerate(host.stretches):
         if each.phase != "execute":
             continue
-        site = each.site
-        if site is None and k + 1 < len(host.stretches):
-            site = host.stretches[k + 1].site  # the copy of what was waited for
+        site = each.site or _copy_after(host.stretches, k)
         if site is not None:
             spent[site] += each.end_ns - each.start_ns
             times[site] += 1
@@ -661,6 +677,16 @@ def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
         )
         for site, ns in spent.most_common()
     ]
+
+
+def _copy_after(stretches: Sequence[Stretch], k: int) -> SourceLocation | None:
+    """Return the line that copied what was waited for, which comes right after the wait."""
+    for each in stretches[k + 1 : k + 3]:
+        if each.phase == "transfer":
+            return each.site
+        if each.phase != "python" or each.end_ns - each.start_ns >= MIN_GAP_NS:
+            break
+    return None
 
 
 def block_times(

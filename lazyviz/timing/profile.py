@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from lazyrt.observe.events import Event
-    from lazyrt.tools import Pause
+    from lazyrt.tools import Node, Pause
     from lazyviz.inspection.numerics import Timeline as Lifetimes
     from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
@@ -275,8 +275,9 @@ class Profile(Displayed):
                 if type(event).__name__ == "ExecuteStarted"
             ]
             programs = _programs(launches)
-            found = device.device_time(self._windows.windows, launches, programs)
-        # Runs that were not traced are placed by their usual length, and may end later.
+            found = device.device_time(
+                self._windows.windows, launches, programs, self.end_ns
+            )
         found.busy = [*within(found.busy, self.start_ns, self.end_ns)]
         return found
 
@@ -446,6 +447,8 @@ class Profile(Displayed):
                 for each in self.steps
             ],
             "spans": [list(each) for each in self.spans],
+            "inputs": [asdict(each) for each in self.inputs],
+            "reads": [asdict(each) for each in self.reads],
             "advice": list(self.advice),
             "dropped": self.dropped,
         }
@@ -492,7 +495,6 @@ class Profile(Displayed):
                 found.__dict__[name] = data[name]
             found.__dict__["spans"] = tuple(Span(*row) for row in data.get("spans", ()))
             found.__dict__["advice"] = tuple(data["advice"])
-            found.__dict__["inputs"] = found.__dict__["reads"] = ()
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = getattr(error, "strerror", None) or repr(error)
             raise ProfileError(
@@ -622,8 +624,9 @@ class Profile(Displayed):
                 f"Recording and execution overlap {text.share(self.overlap)} of the device's "
                 f"time: {most.at} waits for the device"
                 f"{f' ({most.cause})' if most.cause else ''}, "
-                f"{text.duration(most.duration_ns)} in {text.plural(most.times, 'time')}. Read "
-                "less often, or a step later."
+                f"{text.duration(most.duration_ns)} in {text.plural(most.times, 'wait')}."
+                + " Read less often, or a step later."
+                * (most.duration_ns >= advice.WORTH_IT * self.duration_ns)
             )
         steady = [step for step in self.steps if not step.compiled]
         third = len(steady) // 3
@@ -825,6 +828,8 @@ _KINDS: dict[str, type[Any]] = {
     "scopes": device.ScopeTime,
     "devices": device.DeviceRow,
     "steps": host.StepTime,
+    "inputs": advice.InputTime,
+    "reads": advice.ReadTime,
 }
 
 
@@ -845,11 +850,12 @@ def _programs(launches: list[Launch]) -> dict[str, list[Program]]:
         if launch.fingerprint in found:
             continue
         record = lazyrt.graph_of_step(launch.step) if launch.purpose == "step" else None
-        is_same = record is not None and record.fingerprint == launch.fingerprint
-        graph = record.graph if is_same and record is not None else None
-        nodes = graph.nodes if graph is not None else ()
+        nodes: list[Sequence[Node]] = []
+        if record is not None and record.fingerprint == launch.fingerprint:
+            both = record.recorded, record.graph
+            nodes = [graph.nodes for graph in both if graph is not None]
         found[launch.fingerprint] = [
-            device.Program(each, nodes)
+            device.Program(each, *nodes)
             for each in tools.compiled_texts(launch.fingerprint)
         ]
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lazyviz.doc import Doc, Fold, Line, Note, Part, Picture, Table
+from lazyviz.doc import Doc, Fold, Line, Note, Part, Picture, Sentence, Table
 from lazyviz.render import text
 from lazyviz.render.html import TIMELINE_CLASS
 from lazyviz.render.timeline_svg import timeline_svg
@@ -17,6 +18,7 @@ from lazyviz.shell.displayed import Displayed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from lazyviz.timing.advice import ReadTime
     from lazyviz.timing.device_time import LineTime
     from lazyviz.timing.gaps import Gap, StepTime
 
@@ -43,6 +45,10 @@ class Profiled(Protocol):
     @property
     def spans(self) -> Sequence[Span]:
         """What happened when."""
+
+    @property
+    def reads(self) -> Sequence[ReadTime]:
+        """The lines that read values again and again."""
 
 
 class Pair(NamedTuple):
@@ -133,9 +139,40 @@ class ProfileDiff(Displayed):
             f"{text.duration(top.before_ns)}."
         )
 
+    @property
+    def predictions(self) -> tuple[str, ...]:
+        """For each line that reads less often now: what was predicted of a step, and what it takes."""
+        now = {each.at: each for each in self._after.reads}
+        pairs = [(each, now[each.at]) for each in self._before.reads if each.at in now]
+        found = [self._confronted(*pair) for pair in pairs]
+        return tuple(filter(None, found))
+
+    def _confronted(self, before: ReadTime, after: ReadTime) -> str:
+        each, every = (
+            round(len(_own_steps(profile.steps)) / (read.reads + 1))
+            for profile, read in ((self._before, before), (self._after, after))
+        )
+        if each != 1 or every <= 1:
+            return ""
+        predicted, took = before.predicted_ns(every), after.period_ns / every
+        varies = max(
+            _quartiles_ns(self._before.steps), _quartiles_ns(self._after.steps)
+        )
+        said = (
+            f"The read at {before.at}, in one of {every} steps instead of each: the earlier profile "
+            f"predicts {text.duration(predicted)} a step, and it takes {text.duration(took)}; with "
+            f"a read in each it took {text.duration(before.period_ns)}."
+        )
+        if abs(before.period_ns - predicted) > varies:
+            return said
+        return (
+            f"{said} Steps vary by {text.duration(varies)} (between quartiles), which is more than "
+            "was to be won, so this run says nothing about the prediction."
+        )
+
     def doc(self) -> Doc:
         """Return the sentence, the lines that changed most, and the steps side by side."""
-        parts: list[Part] = [Line(self.sentence)]
+        parts: list[Part] = [Line(self.sentence), *map(Sentence, self.predictions)]
         what = "the steps of both profiles, aligned: the tables below say the same"
         parts += picture(self.timeline, what)
         lines = [
@@ -203,6 +240,21 @@ class ProfileDiff(Displayed):
             ],
             rows,
         )
+
+
+def _own_steps(steps: Sequence[StepTime]) -> Sequence[StepTime]:
+    """Return the steps that the program ends itself; all if only reads end them."""
+    return [each for each in steps if not each.cause.startswith("read")] or steps
+
+
+def _quartiles_ns(steps: Sequence[StepTime]) -> float:
+    """Return how far the quartiles of the times between the ends of steps lie apart."""
+    ends = [each.end_ns for each in _own_steps(steps)]
+    if len(ends) < 3:  # noqa: PLR2004
+        return 0.0
+    times = [end - start for start, end in itertools.pairwise(ends)]
+    low, _, high = statistics.quantiles(times, n=4)
+    return high - low
 
 
 def _moved(

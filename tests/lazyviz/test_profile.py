@@ -117,6 +117,19 @@ def test_the_device_works_no_longer_than_the_profile_lasts():
     assert profile.duty_cycle == (2_000 + 4_500) / 8_000
 
 
+def test_a_run_that_was_not_traced_ends_before_the_next_traced_one_and_the_profile():
+    first, last = (
+        device_time.Launch("f", "step", k, at) for k, at in ((1, 50), (9, 900))
+    )
+    traced = device_time.Launch("f", "step", 5, 250)
+    run = device_time.Run(0, "m", 300, 400, launch=traced)
+
+    ((before,), (after,)) = device_time._like([run], [(first, 500), (last, 500)], 1_000)
+
+    assert (before.start_ns, before.end_ns) == (50, 300)
+    assert (after.start_ns, after.end_ns) == (900, 1_000)
+
+
 def test_a_saved_profile_is_read_back_as_it_was(taken, tmp_path):
     loaded = Profile.load(taken.save(tmp_path / "t.json"))
 
@@ -414,6 +427,21 @@ def test_a_pause_that_nobody_saw_has_the_line_of_its_like_else_that_which_ended_
     assert (line(shorter), shorter.is_sampled) == (9, False)
 
 
+def test_the_pause_at_the_end_has_the_line_of_those_after_the_same_barrier():
+    first_op = (events.SourceLocation("a.py", 2, "f"),)
+    barrier = events.BarrierFinished(
+        step=1, cause="mark_step()", site=events.SourceLocation("a.py", 7, "f"),
+        nodes=1, roots=1, executed=True, duration_ns=0,
+    )  # fmt: skip
+    noted = [gaps.Noted(barrier, at, 0) for at in (0, 5_000_000)]
+    seen = tracing.Pause(1_000, 3_000_000, (sample(1, 8),), first_op)
+    last = tracing.Pause(5_001_000, 8_000_000, (), ())
+
+    found = gaps.host_time(noted, [seen, last], 0, 0, 8_000_000)
+
+    assert [line(each) for each in found.stretches] == [8, 8]
+
+
 def test_the_time_in_which_the_runtime_works_is_none_of_a_lines():
     runtime = tracing.Sample(3_000_000, (), is_runtime=True)
     pause = tracing.Pause(0, 4_000_000, (sample(1, 1), runtime), ())
@@ -456,6 +484,27 @@ def test_where_another_trace_is_taken_the_ends_of_executions_stand_for_the_devic
     assert profile.lines == ()
     assert profile.device_ns > 0
     assert "end the other one first" in str(profile)
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_a_graph_that_another_line_ran_before_costs_the_line_that_runs_it_now():
+    x = matrix(64)
+
+    def earlier():
+        y = (x @ x).tanh()  # noqa: F841 - what the barrier runs
+        lazyrt.mark_step()
+
+    def now():
+        y = (x @ x).tanh()  # the same ops elsewhere
+        lazyrt.mark_step()
+        return y
+
+    earlier()
+    with lazyviz.profile() as profile:
+        now()
+
+    lines = {each.line for each in profile.lines if each.file}
+    assert lines == {line_of("the same ops elsewhere")}
 
 
 @pytest.mark.lazy_only("is about executables of steps")

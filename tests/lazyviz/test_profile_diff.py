@@ -1,5 +1,6 @@
 """Two profiles side by side: aligned by step, with the line that made the difference."""
 
+import itertools
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import lazyrt
 import lazyviz
 from lazyviz.render.timeline_text import Span
+from lazyviz.timing.advice import ReadTime
 from lazyviz.timing.device_time import LineTime
 from lazyviz.timing.gaps import Gap, StepTime
 from lazyviz.timing.profile import Profile
@@ -26,6 +28,7 @@ class Known:
     gaps: tuple[Any, ...] = ()
     lines: tuple[Any, ...] = ()
     spans: tuple[Any, ...] = ()
+    reads: tuple[Any, ...] = ()
 
 
 def steps(*lengths, name="train", first=0, numbered=True):
@@ -111,6 +114,37 @@ def test_the_steps_of_both_are_drawn_from_the_same_moment_on_with_what_ran_in_th
         ("was: device", 30, 10),
         ("now: step", 30, 5),
     ]
+
+
+def looped(*lengths, reads):
+    """A loop whose steps take these lengths, with a read in some of them."""
+    ends = itertools.accumulate(lengths)
+    found = tuple(
+        replace(step, start_ns=end * MS - step.duration_ns)
+        for step, end in zip(steps(*lengths), ends, strict=True)
+    )
+    read = ReadTime(
+        at="train.py:9",
+        reads=reads - 1,
+        period_ns=sum(lengths) * MS / reads,
+        waited_ns=10 * MS,
+        device_ns=10 * MS,
+    )
+    return Known(found, reads=(read,))
+
+
+def test_a_read_that_became_rarer_has_what_was_predicted_beside_what_it_takes():
+    each = looped(*[16] * 20, reads=20)
+
+    (said,) = ProfileDiff(each, looped(*[11] * 20, reads=2)).predictions
+    (unsure,) = ProfileDiff(each, looped(*[3, 19] * 10, reads=2)).predictions
+
+    assert said == (
+        "The read at train.py:9, in one of 10 steps instead of each: the earlier profile predicts "
+        "11 ms a step, and it takes 11 ms; with a read in each it took 16 ms."
+    )
+    assert unsure.endswith("so this run says nothing about the prediction.")
+    assert ProfileDiff(each, each).predictions == ()
 
 
 def test_profiles_of_different_steps_say_so():

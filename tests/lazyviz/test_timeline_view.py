@@ -35,7 +35,7 @@ EVIL = "<img src=x onerror=document.title=1>"
 
 def data_of(picture):
     packed = re.search('data-spans="([^"]*)"', picture)
-    assert packed is not None
+    assert packed
     return json.loads(zlib.decompress(base64.b64decode(packed[1])))
 
 

@@ -95,6 +95,22 @@ def test_a_busy_port_is_refused(server):
         lazyrt.ProfilerServer(server.port)
 
 
+def test_a_server_listens_on_the_address_that_it_is_given_alone():
+    with lazyrt.ProfilerServer(host="127.0.0.2") as server:
+        request = Request(duration_s=0.05)
+        assert capture.capture(f"127.0.0.2:{server.port}", request).data
+        assert (
+            repr(server) == f"<lazyrt profiler server: port {server.port} of 127.0.0.2>"
+        )
+        with pytest.raises(RuntimeError, match="no server answers"):
+            capture.capture(f"127.0.0.1:{server.port}", request, attempts=1)
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(RuntimeError, match="cannot listen on '192.0.2.99', port 0: "):
+        lazyrt.ProfilerServer(host="192.0.2.99")
+
+
 @pytest.mark.parametrize("port", [-1, 65_536, 99_999, "9012", None, 9.5, True])
 def test_an_invalid_port_is_refused(port):
     with pytest.raises(RuntimeError, match="which is no port"):

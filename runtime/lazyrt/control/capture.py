@@ -7,6 +7,7 @@ TensorBoard's, is passed on to jax's server.
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import http.server
 import importlib.metadata
@@ -423,18 +424,21 @@ def stop() -> None:
 class ProfilerServer(Closing):
     """Answers requests for captures, until it is closed or garbage.
 
-    `python -m lazyviz capture HOST:PORT` asks it. Between captures it costs nothing.
+    `python -m lazyviz capture HOST:PORT` asks it. Between captures it costs nothing. Whoever reaches it
+    can take profiles without a password. These name files, lines and ops and quote the costliest
+    lines; they hold no values of tensors.
 
     Args:
         port: 0 lets the system choose.
-        host: The interface on which it listens; empty for all of them.
+        host: The address on which it listens: by default this machine alone can reach it, and
+            with "0.0.0.0" every machine that reaches this one.
 
     Attributes:
-        port: Where it listens.
+        port, host: Where it listens.
 
     Raises:
         UsageError: It is no port.
-        LazyRuntimeError: Another program or server has it.
+        LazyRuntimeError: Another program or server has it, or the machine has no such address.
     """
 
     def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
@@ -446,11 +450,16 @@ class ProfilerServer(Closing):
         try:
             listener = _Listener((host, port), _Handler)
         except OSError as error:
+            why = error.strerror or error
             raise LazyRuntimeError(
-                f"the profiler server cannot listen on port {port}: {error.strerror or error}. "
-                "Another program or server has it; give another port, or 0 to let the system "
-                "choose."
+                f"the profiler server cannot listen on port {port}: {why}. Another program or "
+                "server has it; give another port, or 0 to let the system choose."
+                if error.errno == errno.EADDRINUSE
+                else f"the profiler server cannot listen on {host!r}, port {port}: {why}, so nobody "
+                'can ask it. Give an IPv4 address of this machine, or "0.0.0.0" for all, and a '
+                "port from 1024 up."
             ) from None
+        self.host = host or "0.0.0.0"  # noqa: S104 - what an empty one means
         self.port: int = listener.server_address[1]
         self._end = weakref.finalize(self, listener.end)
         thread = threading.Thread(
@@ -460,8 +469,8 @@ class ProfilerServer(Closing):
         listener.thread = thread
 
     def __repr__(self) -> str:
-        state = f"port {self.port}" if self._end.alive else "closed"
-        return f"<lazyrt profiler server: {state}>"
+        at = f"port {self.port} of {self.host}" if self._end.alive else "closed"
+        return f"<lazyrt profiler server: {at}>"
 
     def close(self) -> None:
         """Stop listening; a capture that is under way still answers."""
@@ -587,7 +596,7 @@ def capture(
     raise LazyRuntimeError(
         f"no profile came from {address} in {plural(attempts, 'attempt')}: {why}. The program must "
         "hold what xp.start_server(port) or lazyrt.ProfilerServer(port) returned, and take no "
-        "other profile meanwhile."
+        'other profile meanwhile. Machines other than its own reach it with host="0.0.0.0" alone.'
     )
 
 

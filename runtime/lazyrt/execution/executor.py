@@ -769,7 +769,7 @@ def _note_run(plan: Plan, step: ActiveStep | None) -> Run | None:
     record = plan.record
     if record is None:
         return None
-    graph_registry.ran(record, pending.number)
+    graph_registry.ran(record, pending.number, plan.again)
     block = step.label if step is not None else None
     return Run(pending.number, record, plan.order, block)
 

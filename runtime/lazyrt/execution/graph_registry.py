@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from lazygraph.explain.model import Explanation
     from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.node import Value
 
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class CompiledGraph(Readable):
         results: (op, line, name) of each output.
         lines: Where the op recorded first and the one recorded last stand.
         ran_by: Steps of the program, by name or line, that have a limit and ran it.
+        again: The values of the call site that ran it last, where that is not the first.
     """
 
     name: str
@@ -82,6 +84,7 @@ class CompiledGraph(Readable):
     lines: tuple[SourceLocation | None, SourceLocation | None] = (None, None)
     ran_by: set[str] = field(default_factory=set, repr=False)
     canonical: Canonical | None = field(default=None, repr=False)
+    again: tuple[Value, ...] = field(default=(), repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
     _ops: Counter[str] | None = field(default=None, init=False, repr=False)
 
@@ -133,6 +136,11 @@ class CompiledGraph(Readable):
     def graph(self) -> Graph | None:
         """The graph as IR; None once dropped to bound memory."""
         return None if self.canonical is None else Graph(self.canonical.roots)
+
+    @property
+    def recorded(self) -> Graph | None:
+        """The graph with the lines of the call site that ran it last; None once dropped."""
+        return Graph(self.again) if self.again and self.canonical else self.graph
 
     @property
     def cause(self) -> str:
@@ -235,10 +243,14 @@ class GraphRegistry:
             self._graphs.append(record)
         self._bound()
 
-    def ran(self, record: CompiledGraph, step: int) -> None:
-        """Count one execution."""
+    def ran(
+        self, record: CompiledGraph, step: int, again: tuple[Value, ...] = ()
+    ) -> None:
+        """Count one execution, of a call site's values if they are not those of the first."""
         record.runs += 1
         record.last_step = step
+        if record.canonical is not None:
+            record.again = again
         self._of_step[step] = record
         if len(self._of_step) > _MAX_STEPS:
             self._of_step.popitem(last=False)
@@ -302,7 +314,7 @@ class GraphRegistry:
         ):
             record = self._graphs.popleft()
             self._held_nodes -= record.nodes
-            record.canonical = None
+            record.canonical, record.again = None, ()
         for record in tuple(self._records.values()):
             if self._held_vertices <= _MAX_VERTICES:
                 break

@@ -245,6 +245,7 @@ class PauseWatch(Closing):
     def _sample(self) -> None:
         clock, credit, pause = events.op_clock, float(_CREDIT), _OFTEN_S
         spent = looks = 0
+        seldom = _SELDOM_S
         while not self._closed.is_set():
             begun = time.thread_time_ns()
             time.sleep(pause)
@@ -252,14 +253,16 @@ class PauseWatch(Closing):
             quiet = time.perf_counter_ns() - last
             if quiet > _QUIET_NS and last != clock[2]:
                 self._look()
+                seldom = _SELDOM_S
                 pause = min(max(quiet / 1e9 / _RESOLUTION, _FINEST_S), _COARSEST_S)
                 continue
             is_often = credit >= 1 and (self._unknown or pause < _SELDOM_S)
             credit += _PART if not is_often else -1
             spent += time.thread_time_ns() - begun
             looks += 1
-            seldom = max(2 * spent / looks / 1e9 / _PART_OF_TIME, _SELDOM_S)
-            pause = _OFTEN_S if is_often else min(seldom, _LONGEST_S)
+            pause = _OFTEN_S if is_often else seldom
+            most = min(2 * spent / looks / 1e9 / _PART_OF_TIME, _LONGEST_S)
+            seldom = max(min(2 * seldom, most), _SELDOM_S)  # until it comes upon a pause
 
     def _look(self) -> None:
         """Note the lines that the thread is at, unless it is recording right now."""
