@@ -288,8 +288,8 @@ class Union:
         follow: dict[Spot, None] = {}
         units: set[_Unit] = set()
         first: set[Spot] = set()  # of the first place, on which a view opens
+        room = max(4, budget // 3)
         for group in self.places:
-            room = max(4, budget // 3)
             spots = self._connected(group.exemplar, len(self.changes))
             rest = [spot for spot in spots if spot not in self.causes]
             follow |= dict.fromkeys(rest[:room])
@@ -322,7 +322,8 @@ class Union:
                 spot = (side, node)
                 if op in TUPLES and graph.ops[graph.operands[node][0]] != PARAMETER:
                     of = (side, graph.operands[node][0])
-                    if self.changes.get(of) == self.changes.get(spot):
+                    is_alike = self.changes.get(of) == self.changes.get(spot)
+                    if is_alike or spot not in self.causes:
                         found[spot] = _Unit(of)
                 elif op == PARAMETER:
                     what = self.changes.get(spot, "same")
@@ -508,15 +509,6 @@ class Union:
             is_first=not first.isdisjoint(unit.state),
         )
 
-    @cached_property
-    def _outputs(self) -> dict[str, tuple[set[int], set[int]]]:
-        """The results of both programs: those that are held, and those saved for a backward."""
-        sides = {"a": self.found.a, "b": self.found.b}
-        return {
-            side: (graph.held_outputs, set(graph.outputs) - graph.held_outputs)
-            for side, graph in sides.items()
-        }
-
     def _height(self, spot: Spot) -> tuple[float, str]:
         """Return how far into the program a node is, on a scale that both sides share."""
         side, node = spot
@@ -586,10 +578,7 @@ class Union:
         side, node = spot
         graph = self.side(side)
         called = graph.holders.get(node, "") if graph.ops[node] == PARAMETER else ""
-        held, saved = self._outputs[side]
-        box = node_box(
-            graph, node, called, is_root=node in held, is_saved=node in saved
-        )
+        box = node_box(graph, node, called)
         what = self.changes.get(spot, "same")
         if what == "changed":
             detail = change(self.found, self.found.partner_b[node], node)
