@@ -193,6 +193,7 @@ class Union:
 
     def __init__(self, found: GraphDiff) -> None:
         self.found = found
+        self._within: dict[tuple[str, str], bool] = {}
 
     @cached_property
     def places(self) -> list[HunkGroup]:
@@ -226,15 +227,26 @@ class Union:
                 sizes = _ratios(before.type, after.type)
                 is_known = sizes <= ratios and before.op != PARAMETER
                 ratios |= sizes
-                is_own = before.op != after.op or not _only_resized(
-                    before, after, ratios
-                )
-                is_own = is_own or not (reads_changed or is_known)
+                is_resized = _only_resized(before, after, ratios)
+                is_own = before.op != after.op or not (reads_changed or is_known)
+                is_own = is_own or not (is_resized or self._follows_within(spot))
             else:
                 is_own = what != "rewired" or not reads_changed
             if is_own:
                 begun.add(spot)
         return frozenset(begun)
+
+    def _follows_within(self, spot: Spot) -> bool:
+        """Return whether all that is new about a pair follows, in what it calls, from its inputs."""
+        before, after = self._labels(spot)
+        key = before.attrs, after.attrs
+        if not changed_attributes(*key).startswith("differs within "):
+            return False
+        if key not in self._within:
+            inner = [Union(found) for _, found in self.inner(spot)]
+            begun = [each.side(s).ops[n] for each in inner for s, n in each.causes]
+            self._within[key] = bool(inner) and set(begun) == {PARAMETER}
+        return self._within[key]
 
     def _labels(self, spot: Spot) -> tuple[Label, Label]:
         """Return the labels of a pair."""
@@ -287,7 +299,7 @@ class Union:
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
         follow: dict[Spot, None] = {}
         units: set[_Unit] = set()
-        first: set[Spot] = set()  # of the first place, on which a view opens
+        first: set[Spot] = set()  # on which a view opens: inputs, else the first place
         room = max(4, budget // 3)
         for group in self.places:
             spots = self._connected(group.exemplar, len(self.changes))
@@ -301,6 +313,9 @@ class Union:
             begun = [spot for spot in begun if self._unit(spot) in own]
             first = first or set(begun)
             chosen |= dict.fromkeys(begun, group.places)
+        changed = (spot for spot in chosen if self.changes[spot] == "changed")
+        inputs = {s for s in changed if self.side(s[0]).ops[s[1]] == PARAMETER}
+        first = inputs or first
         drawn = self._with_context(chosen, first, budget)
         rest = [spot for spot in self.changes if spot not in self.causes]
         if len(drawn.boxes) + len(rest) <= _FEW:
