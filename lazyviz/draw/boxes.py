@@ -313,22 +313,11 @@ def draw_hlo(
         site_text: Writes a source line for people.
     """
     names = _names(graph, inputs or {}, outputs or {})
-    held = graph.held_outputs
     roots = set(graph.outputs)
-    saved = roots - held
     # Constants are read all over a program: they are told in words, at their readers.
     drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
     where = {node: position for position, node in enumerate(drawn)}
-    boxes = [
-        node_box(
-            graph,
-            node,
-            names.get(node, ""),
-            is_root=node in held,
-            is_saved=node in saved,
-        )
-        for node in drawn
-    ]
+    boxes = [node_box(graph, node, names.get(node, "")) for node in drawn]
     edges = {
         (where[operand], where[node])
         for node in drawn
@@ -357,52 +346,35 @@ def _names(
     return names
 
 
-def node_box(
-    graph: Graph, node: int, called: str = "", *, is_root: bool, is_saved: bool = False
-) -> Box:
+def node_box(graph: Graph, node: int, called: str = "") -> Box:
     """Return the box of an instruction; inputs and numbers have no members.
 
     Args:
         graph: The program.
         node: The instruction.
         called: The user's variable that holds it.
-        is_root: Whether it is an output that the program holds.
-        is_saved: Whether it is one that autograd alone holds.
     """
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
+    path, is_root = _path_of(origin), node in graph.held_outputs
+    box = Box(label="", detail=label.type, op=name, path=path, is_root=is_root)
     if label.op == PARAMETER:
         called = called or origin.op_name
-        return Box(
-            label=called or name.lstrip("%"),
-            detail=label.type,
-            kind=_LEAF_KINDS.get(label.attrs, "parameter"),
-            op=name,
-            is_root=is_root,
-            name=called,
-        )
-    path = _path_of(origin)
+        kind = _LEAF_KINDS.get(label.attrs, "parameter")
+        shown = called or name.lstrip("%")
+        return replace(box, label=shown, kind=kind, path=(), name=called)
     if label.op == CONSTANT:
         shown = label.literal if len(label.literal) <= _MAX_LITERAL else "constant"
-        return Box(
-            label=shown,
-            detail=label.type,
-            kind="constant",
-            op=name,
-            path=path,
-            is_root=is_root,
-        )
+        return replace(box, label=shown, kind="constant")
     shown = _called(label, origin) or short_name(label.op)
-    return Box(
+    return replace(
+        box,
         label=f"{called} = {shown}" if called else shown,
-        detail=label.type,
         kind="backward" if path and path[0] == BACKWARD else "op",
         op=f"{label.op} {name}",
-        path=path,
         site=origin.site,
-        is_root=is_root,
         name=called,
         members=(node,),
-        marks=(SAVED,) if is_saved else (),
+        marks=(SAVED,) if node in graph.saved_outputs else (),
     )
 
 

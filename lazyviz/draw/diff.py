@@ -193,6 +193,7 @@ class Union:
 
     def __init__(self, found: GraphDiff) -> None:
         self.found = found
+        self._within: dict[tuple[str, str], bool] = {}
 
     @cached_property
     def places(self) -> list[HunkGroup]:
@@ -226,15 +227,26 @@ class Union:
                 sizes = _ratios(before.type, after.type)
                 is_known = sizes <= ratios and before.op != PARAMETER
                 ratios |= sizes
-                is_own = before.op != after.op or not _only_resized(
-                    before, after, ratios
-                )
-                is_own = is_own or not (reads_changed or is_known)
+                is_resized = _only_resized(before, after, ratios)
+                is_own = before.op != after.op or not (reads_changed or is_known)
+                is_own = is_own or not (is_resized or self._follows_within(spot))
             else:
                 is_own = what != "rewired" or not reads_changed
             if is_own:
                 begun.add(spot)
         return frozenset(begun)
+
+    def _follows_within(self, spot: Spot) -> bool:
+        """Return whether all that is new about a pair follows, in what it calls, from its inputs."""
+        before, after = self._labels(spot)
+        key = before.attrs, after.attrs
+        if not changed_attributes(*key).startswith("differs within "):
+            return False
+        if key not in self._within:
+            inner = [Union(found) for _, found in self.inner(spot)]
+            begun = [each.side(s).ops[n] for each in inner for s, n in each.causes]
+            self._within[key] = bool(inner) and set(begun) == {PARAMETER}
+        return self._within[key]
 
     def _labels(self, spot: Spot) -> tuple[Label, Label]:
         """Return the labels of a pair."""
@@ -287,9 +299,9 @@ class Union:
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
         follow: dict[Spot, None] = {}
         units: set[_Unit] = set()
-        first: set[Spot] = set()  # of the first place, on which a view opens
+        first: set[Spot] = set()  # on which a view opens: inputs, else the first place
+        room = max(4, budget // 3)
         for group in self.places:
-            room = max(4, budget // 3)
             spots = self._connected(group.exemplar, len(self.changes))
             rest = [spot for spot in spots if spot not in self.causes]
             follow |= dict.fromkeys(rest[:room])
@@ -301,6 +313,9 @@ class Union:
             begun = [spot for spot in begun if self._unit(spot) in own]
             first = first or set(begun)
             chosen |= dict.fromkeys(begun, group.places)
+        changed = (spot for spot in chosen if self.changes[spot] == "changed")
+        inputs = {s for s in changed if self.side(s[0]).ops[s[1]] == PARAMETER}
+        first = inputs or first
         drawn = self._with_context(chosen, first, budget)
         rest = [spot for spot in self.changes if spot not in self.causes]
         if len(drawn.boxes) + len(rest) <= _FEW:
@@ -322,7 +337,8 @@ class Union:
                 spot = (side, node)
                 if op in TUPLES and graph.ops[graph.operands[node][0]] != PARAMETER:
                     of = (side, graph.operands[node][0])
-                    if self.changes.get(of) == self.changes.get(spot):
+                    is_alike = self.changes.get(of) == self.changes.get(spot)
+                    if is_alike or spot not in self.causes:
                         found[spot] = _Unit(of)
                 elif op == PARAMETER:
                     what = self.changes.get(spot, "same")
@@ -508,15 +524,6 @@ class Union:
             is_first=not first.isdisjoint(unit.state),
         )
 
-    @cached_property
-    def _outputs(self) -> dict[str, tuple[set[int], set[int]]]:
-        """The results of both programs: those that are held, and those saved for a backward."""
-        sides = {"a": self.found.a, "b": self.found.b}
-        return {
-            side: (graph.held_outputs, set(graph.outputs) - graph.held_outputs)
-            for side, graph in sides.items()
-        }
-
     def _height(self, spot: Spot) -> tuple[float, str]:
         """Return how far into the program a node is, on a scale that both sides share."""
         side, node = spot
@@ -586,10 +593,7 @@ class Union:
         side, node = spot
         graph = self.side(side)
         called = graph.holders.get(node, "") if graph.ops[node] == PARAMETER else ""
-        held, saved = self._outputs[side]
-        box = node_box(
-            graph, node, called, is_root=node in held, is_saved=node in saved
-        )
+        box = node_box(graph, node, called)
         what = self.changes.get(spot, "same")
         if what == "changed":
             detail = change(self.found, self.found.partner_b[node], node)

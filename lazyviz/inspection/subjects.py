@@ -459,6 +459,10 @@ def _lowered(
             if form == "optimised":
                 outputs[len(canonical.roots)] = "ready"  # by which the runtime waits
             found = unwrapped(graph_of(text_of()))
+            called = {
+                node: inputs[k] for node, k in found.numbers.items() if k in inputs
+            }
+            found.holders |= {node: name for node, name in called.items() if name}
             if inspection is not None:
                 found.saved = saved_outputs(canonical.roots, inspection)
             title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"

@@ -210,10 +210,16 @@ class Graph:
         self._read_hints = read_hints
         self._known_origins: dict[Any, Origin] = {}
 
-    @property
-    def held_outputs(self) -> set[int]:
+    @cached_property
+    def held_outputs(self) -> frozenset[int]:
         """Ids of the results that the program holds."""
-        return {node for k, node in enumerate(self.outputs) if k not in self.saved}
+        held = (node for k, node in enumerate(self.outputs) if k not in self.saved)
+        return frozenset(held)
+
+    @cached_property
+    def saved_outputs(self) -> frozenset[int]:
+        """Ids of the results that autograd alone held."""
+        return frozenset(self.outputs) - self.held_outputs
 
     def __len__(self) -> int:
         return len(self.kinds)

@@ -292,6 +292,21 @@ def test_a_diff_opens_on_its_cause_and_folds_what_follows(trained):
     assert shown >= set(follow[0].members)
 
 
+@pytest.mark.parametrize("form", ["stablehlo", "hlo", "optimised"])
+def test_a_lowered_diff_opens_on_the_input_that_changed(trained, form):
+    _, resized, _ = trained
+    explorer = resized.explorer
+    ask(explorer, kind="form", form=form)
+
+    first = [box.label for box in explorer.shown.boxes if box.is_first]
+    assert first == ["~ batch"]
+    assert "input `batch` is f32[5,8], was f32[4,8]" in words(explorer.overview())
+    if form == "stablehlo":
+        calls = [box for box in explorer.shown.boxes if "addmm" in box.detail]
+        assert calls
+        assert all(box.follows for box in calls)
+
+
 def test_a_line_that_changed_is_a_cause_also_where_sizes_changed(trained):
     lab, _, scaled = trained
     first, _, last = lab.user_ns["steps"]

@@ -85,7 +85,7 @@ def _where(graph: Graph, nodes: Iterable[int]) -> str:
 
 def _name(graph: Graph, node: int) -> str:
     return (
-        graph.origin(node).op_name or graph.holders.get(node, "") or graph.names[node]
+        graph.holders.get(node, "") or graph.origin(node).op_name or graph.names[node]
     )
 
 
