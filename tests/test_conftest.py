@@ -47,6 +47,16 @@ def test_after_a_shell_the_interpreter_is_as_before():
     assert sys.displayhook is sys.__displayhook__
 
 
+def test_of_all_files_of_tests_the_running_one_alone_is_imported():
+    imported = {
+        name
+        for name in sys.modules
+        if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
+    }
+
+    assert imported == {__name__}
+
+
 @pytest.mark.parametrize(
     ("named", "spread"),
     [
