@@ -647,3 +647,29 @@ def test_numbers_of_several_compiled_functions_stay_constants():
 
     assert inputs == [(), ()]
     assert result.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_writes_to_numbers_and_vectors_of_the_cpu_are_those_of_uncompiled_code():
+    def results(device, wrap):
+        numbers = [torch.tensor(v) for v in (0.1, 3.7)]
+        whole, flag = torch.tensor(2**60 + 1), torch.zeros((), dtype=torch.bool)
+        small = torch.tensor(0.1, dtype=torch.bfloat16)
+        vector = torch.arange(3.0)
+
+        def step(x):
+            torch._foreach_add_(numbers, 1)
+            whole.add_(1)
+            small.mul_(-1.5)
+            flag.logical_not_()
+            vector.mul_(2)
+            return x * numbers[0] - numbers[1]
+
+        compiled = wrap(step)
+        made = [compiled(torch.ones(2).to(device)).cpu() for _ in range(3)]
+        return [*made, *numbers, whole, small, flag, vector]
+
+    expected = results("cpu", lambda step: step)
+    found = results(DEVICE, lambda step: torch.compile(step, backend="lazyrt"))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)

@@ -29,10 +29,10 @@ from lazyrt.config import config, follow
 from lazyrt.control import compiled_frames
 from lazyrt.control.modes import Scoped
 from lazyrt.errors import UsageError
-from lazyrt.execution.executor import barrier, on_barrier
+from lazyrt.execution.executor import barrier, on_barrier, picker
 from lazyrt.frontend import provenance, scalars
 from lazyrt.frontend.provenance import user_site
-from lazyrt.frontend.recorded_calls import RecordedCall, picker
+from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.frontend.torch_compat import (
     OperatorBase,
     OpOverload,
@@ -331,9 +331,10 @@ class _Mixed:
         numbers = [node for node in read if _is_on_host(node)]
         inputs = [node for node in read if not _is_on_host(node)]
         filled: list[Any] = [node.args[1] for node in fills]
-        copied = [node.args[1] for node in copies]
-        holders = list(dict.fromkeys(map(_holder, [*numbers, *filled])))
+        elements = list(map(_element, [*numbers, *filled]))
+        holders = list(dict.fromkeys(holder for holder, _ in elements))
 
+        copied = (node.args[1] for node in copies)
         made = _needed(host, [*inputs, *holders, *results, *copied])
         recorded = _needed(device, results)
         constants = [part for part in results if not isinstance(part, torch.fx.Node)]
@@ -354,10 +355,11 @@ class _Mixed:
         starts = dict(
             zip(holders, itertools.accumulate(sizes, initial=0), strict=False)
         )
-        self._take_numbers = picker(starts[_holder(n)] + _index(n) for n in numbers)
+        read_at = [starts[holder] + index for holder, index in elements]
+        self._take_numbers = picker(read_at[: len(numbers)])
         self._constants = constants
         self._take_filled = picker(place(node.args[0]) for node in fills)
-        self._take_fills = picker(starts[_holder(n)] + _index(n) for n in filled)
+        self._take_fills = picker(read_at[len(numbers) :])
         self._copies = [(place(node.args[0]), place(node.args[1])) for node in copies]
         self._take_results = picker(map(place, results))
 
@@ -381,18 +383,12 @@ class _Mixed:
         return self._take_results(row)
 
 
-def _holder(number: torch.fx.Node) -> torch.fx.Node:
-    """Return what to read for a number: the vector that it is an element of, or itself."""
+def _element(number: torch.fx.Node) -> tuple[torch.fx.Node, int]:
+    """Return what to read for a number, its vector or itself, and which element of that it is."""
     source = number.args[0] if number.target is operator.getitem else None
     if isinstance(source, torch.fx.Node) and source.target == aten.unbind.int:
-        return source.args[0]  # type: ignore[return-value]
-    return number
-
-
-def _index(number: torch.fx.Node) -> int:
-    """Return which element of its holder a number is."""
-    index: Any = 0 if _holder(number) is number else number.args[1]
-    return int(index)
+        return source.args[0], int(number.args[1])  # type: ignore[return-value,arg-type]
+    return number, 0
 
 
 def _part(
@@ -485,13 +481,12 @@ def _only_records(node: torch.fx.Node) -> bool:
         return isinstance(_attribute(node), torch.Tensor)
     if node.op != "call_function":
         return False
-    if node.target is _in_a_vector:
-        return True
     if isinstance(node.target, OpOverload):
         return _is_write(node) or not node.target._schema.is_mutable
     if isinstance(node.target, OperatorBase):
         return False  # one of a higher order: what it calls may do anything
-    return node.target is operator.getitem or not list(_tensors(node.meta.get("val")))
+    regroups = node.target in {operator.getitem, _in_a_vector}
+    return regroups or not list(_tensors(node.meta.get("val")))
 
 
 def _is_write(node: torch.fx.Node) -> bool:

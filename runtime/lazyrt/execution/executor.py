@@ -145,7 +145,7 @@ def run_hooks(cause: str, site: SourceLocation | None) -> None:
 _OWN_REFERENCES = 4
 
 
-_Picker = Callable[[Inputs], Sequence[Any]]
+Picker = Callable[[Inputs], Sequence[Any]]
 _Packer = Callable[[Sequence[Any]], Any]
 
 
@@ -175,12 +175,12 @@ class Plan:
     executable: Any
     launch: jax_compat.Launcher
     graph: Canonical
-    take: _Picker
+    take: Picker
     floats: _Packer | None
     ints: _Packer | None
     rng: _Packer | None
     order: tuple[int, ...]
-    arrange: _Picker
+    arrange: Picker
     donated: int
     record: CompiledGraph | None = None
     ops: OpCounts = ()
@@ -672,12 +672,12 @@ def plan_of(
         executable=executable,
         launch=jax_compat.launcher(executable),
         graph=graph,
-        take=_picker([leaf.position for leaf in graph.data]),
+        take=picker([leaf.position for leaf in graph.data]),
         floats=_packer(graph.floats, np.float64),
         ints=_packer(graph.ints, np.int64),
         rng=_packer(graph.rng, np.uint64),
         order=order,
-        arrange=_picker(order),
+        arrange=picker(order),
         donated=donated,
         record=record,
         ops=ops,
@@ -686,11 +686,12 @@ def plan_of(
     )
 
 
-def _picker(positions: Sequence[int]) -> _Picker:
+def picker(positions: Iterable[int]) -> Picker:
     """Return a function that picks the items at some positions, without Python code for each."""
-    if len(positions) > 1:
-        return operator.itemgetter(*positions)
-    return lambda items: [items[position] for position in positions]
+    wanted = list(positions)
+    if len(wanted) > 1:
+        return operator.itemgetter(*wanted)
+    return lambda items: [items[position] for position in wanted]
 
 
 def _packer(leaves: tuple[Leaf, ...], dtype: Any) -> _Packer | None:

@@ -13,9 +13,7 @@ a dispatch mode, in a transform, and where ops are recorded to be taken back.
 
 from __future__ import annotations
 
-import operator
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,6 +21,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.errors import LostValueError
 from lazyrt.execution import deferred_asserts
+from lazyrt.execution.executor import picker
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import View, emit, wrap
 from lazyrt.frontend.guard import note_kernel, over_limit
@@ -47,8 +46,9 @@ from lazyrt.ir.live import (
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from lazyrt.execution.executor import Picker
     from lazyrt.frontend.buffers import State
     from lazyrt.ir.live import Sizes
     from lazyrt.ir.node import Leaf, LeafKind, Op, Value
@@ -75,9 +75,6 @@ class _Tensor(NamedTuple):
     value: Value
 
 
-_Picker = Callable[[Sequence[Any]], Sequence[Any]]
-
-
 class _Outcome(NamedTuple):
     """What a call has come to.
 
@@ -99,7 +96,7 @@ class _Outcome(NamedTuple):
     views: tuple[_View, ...]
     tensors: tuple[_Tensor, ...]
     others: tuple[Any, ...]
-    pick: _Picker
+    pick: Picker
     writes: tuple[tuple[int, Value], ...]
     counts: tuple[tuple[int, ...], ...]
     floats: tuple[float, ...]
@@ -368,14 +365,6 @@ class _Before:
             tuple(target for target, times_of in times.items() if times_of > time)
             for time in range(most)
         )
-
-
-def picker(places: Iterable[int]) -> _Picker:
-    """Return a function that picks the items at some places of a row."""
-    wanted = list(places)
-    if len(wanted) > 1:
-        return operator.itemgetter(*wanted)
-    return lambda row: [row[place] for place in wanted]
 
 
 def _states_of(
