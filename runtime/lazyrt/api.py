@@ -80,9 +80,9 @@ dynamo.install()
 process_group.register()
 finite_check.install()
 garbage.install()
-cache_miss.set_namer(all_names)
+cache_miss.hooks.names = all_names
 set_elsewhere(waiting_arguments)
-cache_miss.set_cell(running_cell)
+cache_miss.hooks.cell = running_cell
 flight_recorder.begin_from_environment()
 
 mark_step = marks.mark_step

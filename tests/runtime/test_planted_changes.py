@@ -37,7 +37,7 @@ FILES = (
     trainers,
     transformers,
 )
-MISSES_ALLOWED = 4
+MISSES_ALLOWED = 2
 MOST_CAUSES = 3
 
 
@@ -118,7 +118,7 @@ def test_each_script_compiles_another_graph_at_its_change_and_only_there(runs):
         assert script.lines, script
 
 
-def test_the_planted_change_is_named_in_at_least_36_of_40_scripts(runs):
+def test_the_planted_change_is_named_in_at_least_38_of_40_scripts(runs):
     assert len(runs) == 40
     misses = [missed(script, at_the_change(script, runs)) for script in runs]
     misses = list(filter(None, misses))
