@@ -81,11 +81,11 @@ dynamo.install()
 process_group.register()
 finite_check.install()
 process.adapt_collector()
-cache_miss.set_namer(
-    lambda: {key: [name] for key, name in saved_for_backward().items()} | all_names()
+cache_miss.hooks.names = lambda: (
+    {key: [name] for key, name in saved_for_backward().items()} | all_names()
 )
 set_elsewhere(waiting_arguments)
-cache_miss.set_cell(running_cell)
+cache_miss.hooks.cell = running_cell
 flight_recorder.begin_from_environment()
 
 mark_step = marks.mark_step

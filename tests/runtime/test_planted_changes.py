@@ -37,7 +37,7 @@ FILES = (
     trainers,
     transformers,
 )
-MISSES_ALLOWED = 4
+MISSES_ALLOWED = 2
 MOST_CAUSES = 3
 
 
@@ -101,7 +101,7 @@ def missed(script, explanations):
     return "\n".join(parts)
 
 
-def test_the_planted_change_is_named_in_at_least_36_of_40_scripts_in_few_lines():
+def test_the_planted_change_is_named_in_at_least_38_of_40_scripts_in_few_lines():
     """And each script compiles another graph at its change, and only there."""
     runs = {
         script: (run_of(script, change=False), run_of(script, change=True))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
+from lazygraph.explain.facts import Fact, Row, in_scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -71,26 +72,19 @@ def spread_together(
     """
     if spread is not downstream or len(facts) == 1:
         return [spread(c, fact) for fact in facts]
-    found = [
-        Closure(
-            dict.fromkeys(fact.before.vertices if fact.before else (), 0),
-            dict.fromkeys(fact.now.vertices if fact.now else (), 0),
-        )
-        for fact in facts
-    ]
-    rows = [
-        Row(
-            None,
-            vertices=tuple(vertex for each in found for vertex in getattr(each, of)),
-        )
-        for of in ("a", "b")
-    ]
+    sides = [[f.before for f in facts], [f.now for f in facts]]
+    own = [[row.vertices if row else () for row in rows] for rows in sides]
+    rows = [Row(None, vertices=tuple(chain(*each))) for each in own]
     whole = downstream(c, Fact(facts[0].table, *rows))
-    for of in ("a", "b"):
-        own = {vertex for each in found[1:] for vertex in getattr(each, of)}
-        behind = getattr(whole, of).items()
-        getattr(found[0], of).update({k: d for k, d in behind if k not in own})
-    return found
+    found = [
+        Closure(dict.fromkeys(a, 0), dict.fromkeys(b, 0))
+        for a, b in zip(*own, strict=True)
+    ]
+    for each in found[1:]:
+        for vertices, into in ((each.a, whole.a), (each.b, whole.b)):
+            for vertex in vertices:
+                into.pop(vertex, None)
+    return [whole, *found[1:]]
 
 
 def dominated(c: Comparison, fact: Fact) -> Closure:
@@ -182,21 +176,7 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         seeds = owned(side, [path])
         ranks.update(seeds)
         into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
-        if seeds:
-            _add_updates(c, found)
     return found
-
-
-def _add_updates(c: Comparison, found: Closure) -> None:
-    """Add what one side alone updates parameters by: of others, an optimizer has other ops."""
-    lines = update_lines(c.a) | update_lines(c.b)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        for k in side.unmatched - into.keys():
-            vertex = side[k]
-            if position(vertex.site) in lines and not (
-                vertex.is_leaf or vertex.scope or vertex.backward
-            ):
-                into[k] = 1
 
 
 PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip

@@ -364,17 +364,7 @@ def _module_call(c: Comparison, fact: Fact) -> bool:
         and scope not in c.switched
         and not any(in_scope(scope, path) for path in c.modules)
         and not _ran(c.a if fact.is_new else c.b, fact.row)
-        and not _reads_parameters_of(c, scope)
     )
-
-
-def _reads_parameters_of(c: Comparison, scope: str) -> bool:
-    """Return whether both graphs read parameters of a module: then both have called it.
-
-    An op that equals one of an earlier step has the module that recorded it first.
-    """
-    names = c.a.read & c.b.read
-    return any(in_scope(scope, name.rpartition(".")[0]) for name in names)
 
 
 def _ran(side: Side, row: Row) -> bool:
@@ -784,10 +774,9 @@ cause(
 
 
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    fact = claims[0].fact
-    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
-    times = "once" if new == 1 else f"{new} times"
-    return {"before": old, "times": times, "sizes": ((old, new),)}
+    fields = _numbers(claims[0].fact)
+    times = "once" if fields["now"] == 1 else f"{fields['now']} times"
+    return {**fields, "times": times}
 
 
 def _in_each_round(c: Comparison, claims: list[Claim]) -> Fields:
@@ -838,13 +827,8 @@ def _guard(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.now is not None
 
 
-def _bucket_texts(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    now, before = claims[0].fact.now, claims[0].fact.before
-    return {"now": now.text if now else "", "before": before.text if before else ""}
-
-
 @cause(
-    "buckets", of="buckets", spread=spread.packed, more=_bucket_texts, is_shown=True,
+    "buckets", of="buckets", spread=spread.packed, is_shown=True,
     says="DistributedDataParallel{at} reduces gradients in {now}, in the order of its first "
     "backward; {graph_before} had {before}, in the order of the parameters",
     fix="nothing to do: it regroups them once, so a training loop has two graphs",
@@ -861,9 +845,8 @@ def _line_and_readers(c: Comparison, fact: Fact) -> Closure:
 
 
 def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    fact = claims[0].fact
-    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
-    return {"before": old, "draws": plural(new, "time")}
+    fields = _numbers(claims[0].fact)
+    return {"before": fields["before"], "draws": plural(fields["now"], "time")}
 
 
 @cause(
@@ -885,7 +868,7 @@ def _random(c: Comparison, fact: Fact) -> bool:
 
 
 @cause(
-    "regrouped", of="joined", spread=spread.region, more=lambda c, claims: {"op": claims[0].fact.row.more["op"]},  # noqa: ARG005
+    "regrouped", of="joined", spread=spread.region,
     says="{op}{at} joins the same tensors in other groups: of {now}, of {before} in {graph_before}",
     fix="group tensors in the same way in each step (flush the buckets at its end)",
 )  # fmt: skip

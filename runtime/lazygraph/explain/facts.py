@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.explain.compare import differs, is_view, position
@@ -185,26 +186,13 @@ def buckets(side: Side) -> Table:
 # Settings and boundaries -------------------------------------------------------------------
 
 
-@table("mode")
-def mode(side: Side) -> Table:
-    """The debug mode."""
-    return _setting(side, side.record.key.mode)
-
-
-@table("device")
-def device(side: Side) -> Table:
-    """The device that the graph was compiled for."""
-    return _setting(side, side.record.key.device)
-
-
-@table("sharding")
-def sharding(side: Side) -> Table:
-    """How data is laid out over devices."""
-    return _setting(side, side.record.key.sharding)
-
-
-def _setting(side: Side, value: str) -> Table:
+def _setting(side: Side, name: str) -> Table:
+    value = getattr(side.record.key, name)
     return {"": Row(value, value or "unknown", site=side.record.key.ended_by[1])}
+
+
+for _name in ("mode", "device", "sharding"):
+    table(_name)(partial(_setting, name=_name))
 
 
 @table("ran_eagerly")
@@ -295,11 +283,17 @@ def _input_row(side: Side, leaf: int) -> Row:
     )
 
 
-def _data(side: Side, wanted: Callable[[str], bool]) -> Table:
+_KINDS = {"module": "parameter", "buffer": "parameter", "optimizer": "state",
+          "optimizer LBFGS": "state", "gradient": "state"}  # fmt: skip
+_OF_PROGRAM = frozenset(_KINDS)
+
+
+def _data(side: Side, kind: str) -> Table:
+    """Return inputs: `parameter` and buffers of modules, `state` of optimizers and gradients, else `input`."""
     found: Table = {}
     seen: Counter[Hashable] = Counter()
     for leaf in side.leaves:
-        if side[leaf].op != "data" or not wanted(_holder(side, leaf)):
+        if side[leaf].op != "data" or kind != _KINDS.get(_holder(side, leaf), "input"):
             continue
         row = _input_row(side, leaf)
         key: Hashable = row.name or ("read", side[leaf].types, position(row.site))
@@ -308,27 +302,8 @@ def _data(side: Side, wanted: Callable[[str], bool]) -> Table:
     return found
 
 
-@table("input")
-def inputs(side: Side) -> Table:
-    """Data that is neither a module's nor an optimizer's."""
-    return _data(side, lambda holder: holder not in _OF_PROGRAM)
-
-
-@table("parameter")
-def parameters(side: Side) -> Table:
-    """Parameters and buffers of modules."""
-    return _data(side, lambda holder: holder in {"module", "buffer"})
-
-
-@table("state")
-def states(side: Side) -> Table:
-    """What optimizers keep, and gradients."""
-    return _data(side, lambda holder: holder in _OF_PROGRAM - {"module", "buffer"})
-
-
-_OF_PROGRAM = frozenset(
-    ("module", "buffer", "optimizer", "optimizer LBFGS", "gradient")
-)
+for _name in ("input", "parameter", "state"):
+    table(_name)(partial(_data, kind=_name))
 
 
 @table("number")

@@ -35,7 +35,6 @@ _MOST = 3
 _MAX_INSIDE = 12
 _CLIP = 60
 _LEAVES = frozenset({PARAMETER, CONSTANT})
-_NUMBERS = frozenset(("float", "int", "rng"))  # kinds of inputs, as attributes
 _OTHERWISE = re.compile(r"#|sharding|replica_groups|source_target_pairs|device_list")
 
 

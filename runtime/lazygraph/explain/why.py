@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
@@ -235,9 +234,10 @@ def _unclaimed(c: Comparison) -> Cause:
         if ops:
             site = side.site(ops)
             more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
-            if all(side[k].backward for k in ops):
-                # The forward pass is the same: a `detach()` came, went or moved.
-                more += " in backward alone: another tensor requires a gradient"
+            if all(s[k].is_leaf or s[k].backward for s in (c.a, c.b) for k in s.free):
+                more += (
+                    f" in backward alone: the forward pass is that of {c.a.record.name}"
+                )
             return Cause(
                 kind="code_path",
                 text=f"code path changed: `{side[ops[0]].op}`{at(site)} is {word}{more}",
@@ -620,9 +620,6 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
         ['input_shape', 'loop_count']
         >>> with_lengths((loop, seq))[1].text
         'it came 7 times, as many as `seq` is long'
-        >>> of_two_layers = Cause(kind="loop_count", text="it came 12 times", sizes=((6, 12),))
-        >>> with_lengths((of_two_layers, seq))[1].text
-        'it came 12 times, with the length of `seq`'
     """
     causes = _fold_shapes(causes)
     loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
@@ -631,29 +628,12 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     kinds = {"input_shape", "parameter_shape"}
     lengths = [c for c in causes if c.kind in kinds]
     length = next((c for c in lengths if {*loop.sizes} & {*c.sizes}), None)
-    how = "as many as `{}` is long"
-    if length is None:
-        length = next((c for c in lengths if _grows_with(loop, c)), None)
-        how = "with the length of `{}`"
     if length is None:
         return causes
     told = loop
     if length.variable:
-        text = f"{loop.text}, {how.format(length.variable)}"
+        text = f"{loop.text}, as many as `{length.variable}` is long"
         told = replace(loop, text=text, fix=length.fix)
     found = [cause for cause in causes if cause is not loop]
     found.insert(found.index(length) + 1, told)
     return tuple(found)
-
-
-def _grows_with(loop: Cause, length: Cause) -> bool:
-    """Return whether rounds follow a size several times over, or without one round of each.
-
-    A recurrent module of two layers has twice the rounds, and the first round of a layer, which
-    reads a state of zeros, may be other operations.
-    """
-    for (size, other_size), (rounds, other_rounds) in product(length.sizes, loop.sizes):
-        times, left = divmod(other_rounds - rounds, (other_size - size) or 1)
-        if times > 0 and not left and rounds in {times * size, times * (size - 1)}:
-            return True
-    return False

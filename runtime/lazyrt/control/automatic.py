@@ -13,7 +13,7 @@ from lazyrt.config import config
 from lazyrt.control import marks, status
 from lazyrt.control.rollback import note_optimizer, note_update, optimizers_of_step
 from lazyrt.errors import UsageError, require_flag
-from lazyrt.execution.cache_miss import set_optimizers
+from lazyrt.execution.cache_miss import hooks
 from lazyrt.frontend import optimizer_state
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
@@ -56,7 +56,7 @@ def _updates_lazy(optimizer: torch.optim.Optimizer) -> bool:
 def install() -> None:
     """Let a barrier follow each `optimizer.step()` outside `step()`; note the last barrier."""
     status.install()
-    set_optimizers(optimizers_of_step)
+    hooks.optimizers = optimizers_of_step
     register_optimizer_step_pre_hook(_before_optimizer_step)
     register_optimizer_step_post_hook(_after_optimizer_step)
 

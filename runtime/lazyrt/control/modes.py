@@ -273,7 +273,7 @@ def _debug_mode_of_step() -> Name:
 
 def install() -> None:
     """Follow the setting `eager`, which an environment variable may have set already."""
-    cache_miss.set_mode(_debug_mode_of_step)
+    cache_miss.hooks.mode = _debug_mode_of_step
     follow("eager", lambda on: eager.switch(on=bool(on)))
     eager.switch(on=config.eager)
 

@@ -235,39 +235,27 @@ _guards: deque[GuardNote] = deque(maxlen=_MAX_GUARDS)
 _buckets: BucketNote | None = None
 _modules: frozenset[str] = frozenset()
 _Names = dict[int, list[Name]]
-_namer: Callable[[], _Names] = dict
-_optimizers: Callable[[_Names], tuple[OptimizerNote, ...]] = lambda _: ()  # noqa: E731 - replaced by `set_optimizers`
-_mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
-_cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_cell`
 
 
-def set_namer(namer: Callable[[], _Names]) -> None:
-    """Tell how to find the user's names of buffers, by their identity.
+@dataclass(slots=True)
+class Hooks:
+    """What the layers above tell of the pending step.
 
-    What autograd alone holds has it as its holder, and no text.
+    Attributes:
+        names: Returns the user's names of buffers, by their identity. What autograd alone holds has
+            it as its holder, and no text.
+        optimizers: Returns the optimizers that update parameters in it, given the names.
+        mode: Returns the name of the debug mode that ran a part of it.
+        cell: Returns the cell of a notebook that runs.
     """
-    global _namer
-    _namer = namer
+
+    names: Callable[[], _Names] = dict
+    optimizers: Callable[[_Names], tuple[OptimizerNote, ...]] = lambda _: ()
+    mode: Callable[[], str] = lambda: "lazy"
+    cell: Callable[[], int | None] = lambda: None
 
 
-def set_optimizers(
-    optimizers: Callable[[_Names], tuple[OptimizerNote, ...]],
-) -> None:
-    """Tell how to find the optimizers that update parameters in the pending step."""
-    global _optimizers
-    _optimizers = optimizers
-
-
-def set_mode(mode: Callable[[], str]) -> None:
-    """Tell how to find the name of the debug mode that ran a part of the pending step."""
-    global _mode
-    _mode = mode
-
-
-def set_cell(cell: Callable[[], int | None]) -> None:
-    """Tell how to find the cell of a notebook that runs."""
-    global _cell
-    _cell = cell
+hooks = Hooks()
 
 
 def note_barrier(cause: str, site: SourceLocation | None) -> None:
@@ -320,14 +308,14 @@ def describe(
         tier="fast" if fast else "optimised",
         device=jax_compat.device_name(),
         sharding=str(mesh_of(graph) or "one device"),
-        mode=_mode(),
+        mode=hooks.mode(),
         ended_by=boundary,
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),
         rules=compiler.given_rules(graph),
-        cell=_cell(),
+        cell=hooks.cell(),
         guards=tuple(_guards),
-        optimizers=_optimizers(by_buffer),
+        optimizers=hooks.optimizers(by_buffer),
         buckets=_buckets,
     )
     record = graph_registry.create(
@@ -378,7 +366,7 @@ def _explanation(record: CompiledGraph) -> Explanation:
 
 def _names_of_buffers() -> _Names:
     try:
-        return _namer()
+        return hooks.names()
     except Exception:  # noqa: BLE001 - the step goes on
         _log.exception("finding the names of tensors failed")
         return {}

@@ -483,14 +483,8 @@ def _record(data: Any) -> CompiledGraph:
         began_after=boundaries[1],
         fallbacks=tuple(boundaries[2:]),
         optimizers=tuple(
-            OptimizerNote(
-                name,
-                tuple(
-                    (str(o), str(text), bool(is_true)) for o, text, is_true in options
-                ),
-                tuple(str(group) for each in groups for group in each),
-            )
             # Older records have none, or no groups.
+            OptimizerNote(name, tuple(map(tuple, options)), *map(tuple, groups))
             for name, options, *groups in data.get("optimizers", ())
         ),
     )

@@ -1,5 +1,8 @@
 """A graph that ends or begins elsewhere: graph breaks, moved marks, steps of their own."""
 
+import linecache
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -272,3 +275,40 @@ def test_a_validation_that_forgot_no_grad_is_another_step_and_no_graph_break():
     net(held_out).square().mean().item()
 
     assert kinds(explained()[-1]) == ["other_step"]
+
+
+def test_a_read_that_is_indented_into_a_loop_ends_the_graph_in_each_round(tmp_path):
+    source = (
+        "def total(net, batches):\n    found = 0.0\n    for x in batches:\n"
+        "        found = found + net(x).sum()\n{}value = found.item()\n    return value\n"
+    )
+    path, net, batches = (
+        tmp_path / "totals.py",
+        layers(),
+        [ones(2, 4) * k for k in (1, 2, 3)],
+    )
+    lazyrt.mark_step()
+    for indent in (4, 8):
+        path.write_text(source.format(" " * indent))
+        linecache.checkcache()
+        space: dict[str, Any] = {}
+        exec(compile(path.read_text(), str(path), "exec"), space)  # noqa: S102
+        with torch.no_grad():
+            space["total"](net, batches)
+
+    found = next(e for e in explained() if e.top.kind == "graph_break")
+    assert found.top.text == (
+        "graph break: read by .item() at totals.py:5 stands in the loop of line 3 and ends the "
+        f"graph in each round: it ran once here, 3 in {found.against}"
+    )
+
+
+def test_a_loop_that_holds_the_updates_and_no_boundary_ran_more_often():
+    x, w = ones(4, 4), ones(4, 4)
+    lazyrt.mark_step()
+    for rounds in (1, 1, 2):
+        for _ in range(rounds):
+            w = (x @ w).tanh() - 0.1 * w
+        lazyrt.mark_step()
+
+    assert explained()[-1].top.kind == "loop_count"

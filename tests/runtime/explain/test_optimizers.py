@@ -218,3 +218,35 @@ def test_a_loss_of_another_head_explains_the_update_of_its_parameters():
             optimizer.step()
 
     assert the_cause("new_input").text.startswith("input `depth` f32[2,1] is read at ")
+
+
+def test_parameters_of_a_group_of_their_own_are_named_by_their_module():
+    loop = Loop()
+    loop.fit()
+    weights = [p for p in loop.net.parameters() if p.ndim > 1]
+    biases = [p for p in loop.net.parameters() if p.ndim == 1]
+    groups = [{"params": weights}, {"params": biases}]
+    loop.sgd = torch.optim.SGD(groups, lr=0.1)
+    loop.fit()
+
+    assert the_cause("update").text.endswith(
+        ": SGD updates 2 groups of parameters, 1 before: one is of `self.net.0.bias`, "
+        "`self.net.1.bias`"
+    )
+
+
+def test_a_tied_parameter_that_becomes_two_is_no_module_more():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model = model.to(DEVICE)
+    first, second = model
+    second.weight = first.weight
+    x = ones(2, 3)
+    lazyrt.mark_step()
+    for ties in (True, False):
+        with lazyrt.step():
+            if not ties:
+                second.weight = nn.Parameter(first.weight.detach().clone())
+            out = model(x)
+    assert out.shape == (2, 3)
+
+    assert "`model[1].weight = nn.Parameter(" in the_cause("code_path").text

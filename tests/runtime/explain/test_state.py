@@ -194,3 +194,18 @@ def test_gradients_that_are_zeroed_and_kept_are_named_with_the_line_that_zeroes_
     text = the_cause("carried_over").text
     assert text.startswith("gradients `model.")
     assert "gradients accumulate over steps (read at test_state.py:" in text
+
+
+def test_gradients_added_to_those_of_another_graph_are_no_graph_break():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(DEVICE)
+    sgd, every = torch.optim.SGD(net.parameters(), lr=0.1), 2
+    for number, x in enumerate([ones(2, 3) for _ in range(8)], 1):
+        if number > 4:
+            every = 3
+        net(x).square().mean().backward()
+        if number % every == 0:
+            sgd.step()
+            sgd.zero_grad()
+        lazyrt.mark_step()
+
+    assert latest().top.kind == "carried_over", str(latest())
