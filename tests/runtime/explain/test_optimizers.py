@@ -236,9 +236,8 @@ def test_parameters_of_a_group_of_their_own_are_named_by_their_module():
 
 
 def test_a_tied_parameter_that_becomes_two_is_no_module_more():
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    model = model.to(DEVICE)
-    first, second = model
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    model = nn.Sequential(first, second).to(DEVICE)
     second.weight = first.weight
     x = ones(2, 3)
     lazyrt.mark_step()
