@@ -248,4 +248,4 @@ def test_a_tied_parameter_that_becomes_two_is_no_module_more():
             out = model(x)
     assert out.shape == (2, 3)
 
-    assert "`model[1].weight = nn.Parameter(" in the_cause("code_path").text
+    assert "`second.weight = nn.Parameter(" in the_cause("code_path").text
