@@ -262,7 +262,9 @@ class PauseWatch(Closing):
             looks += 1
             pause = _OFTEN_S if is_often else seldom
             most = min(2 * spent / looks / 1e9 / _PART_OF_TIME, _LONGEST_S)
-            seldom = max(min(2 * seldom, most), _SELDOM_S)  # until it comes upon a pause
+            seldom = max(
+                min(2 * seldom, most), _SELDOM_S
+            )  # until it comes upon a pause
 
     def _look(self) -> None:
         """Note the lines that the thread is at, unless it is recording right now."""
