@@ -722,6 +722,8 @@ class TraceWindows:
 
     def captured(self, event: events.GraphCaptured) -> None:
         """Begin or end a window before a graph is handed to the device."""
+        if self.fault:
+            return
         is_new = self._traced.get(event.fingerprint, 0) < _FIRST_RUNS
         if self._open is None:
             if is_new or self._has_budget:

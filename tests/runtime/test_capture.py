@@ -107,7 +107,9 @@ def test_a_server_listens_on_the_address_that_it_is_given_alone():
 
 
 def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(RuntimeError, match=r"cannot listen on '192\.0\.2\.99', port 0: "):
+    with pytest.raises(
+        RuntimeError, match=r"cannot listen on '192\.0\.2\.99', port 0: "
+    ):
         lazyrt.ProfilerServer(host="192.0.2.99")
 
 
