@@ -374,9 +374,8 @@ class _Mixed:
         row += self._device(self._take_inputs(row), self._take_numbers(numbers))
         row += self._constants
         # A number is written in half the time of a copy from an element of the vector.
-        for target, number in zip(
-            self._take_filled(row), self._take_fills(numbers), strict=True
-        ):
+        filled, fills = self._take_filled(row), self._take_fills(numbers)
+        for target, number in zip(filled, fills, strict=True):
             target.fill_(number)
         for place, source in self._copies:
             row[place].copy_(row[source])
