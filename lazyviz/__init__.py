@@ -133,12 +133,11 @@ def report(path: str | Path, *, source: bool = True, force: bool = False) -> Wri
 def stop_at_nan(*, on: bool = True) -> None:
     """End a loop at the first step whose loss or weights are not finite; `%lazy nan on`.
 
-    `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights
-    are as before that step, whose values can be explored. It comes with a read of what the step has
-    made or with the next step's barrier: nothing waits. Weights that reach no loss, such as a row of an
-    embedding, end the loop within a hundred steps, or where they are read or saved. What an optimizer
-    leaves out, as `GradScaler` does, ends none. One step in a hundred copies what it overwrites, and the
-    steps since run again for the weights of before. Graphs and executables stay as they are.
+    `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights are
+    as before that step, whose values can be explored. It comes with a read of what the step has made or the
+    next step's barrier; weights that reach no loss, such as a row of an embedding, end the loop within a
+    hundred steps, or where they are read. A step that `GradScaler` leaves out ends none. Steps run again for
+    the weights of before; graphs and executables stay as they are.
 
     Args:
         on: False lets steps run again whatever they compute.

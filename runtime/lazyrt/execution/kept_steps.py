@@ -97,8 +97,8 @@ class KeptStep(StepInputs):
         self.own_bytes = 0
         steps = window.steps
         self.is_first = all(step.canonical is not graph for step in steps.values())
-        self._leaves = {leaf.position: leaf for leaf in graph.data}
-        for position, leaf in self._leaves.items():
+        for leaf in graph.data:
+            position = leaf.position
             source = sources[position][0]
             if source.__class__ is Run and source.step in steps:
                 continue
@@ -113,6 +113,11 @@ class KeptStep(StepInputs):
         self.inputs = _Arrays(self._keepers)
 
     @property
+    def _leaves(self) -> dict[int, Leaf]:
+        data = self.canonical.data if self.canonical is not None else ()
+        return {leaf.position: leaf for leaf in data}
+
+    @property
     def is_whole(self) -> bool:
         """Whether it has all its inputs: each of its values can be computed."""
         return self.canonical is not None and not self.made
@@ -120,8 +125,6 @@ class KeptStep(StepInputs):
     @property
     def made(self) -> dict[int, Source]:
         """What has made the inputs that it has not kept, by their positions."""
-        if len(self._keepers) == len(self._leaves):
-            return {}
         positions = (k for k in self._leaves if k not in self._keepers)
         found = ((position, *self.sources[position]) for position in positions)
         return {position: (run.step, slot) for position, run, slot in found}
@@ -129,8 +132,8 @@ class KeptStep(StepInputs):
     @property
     def copied_bytes(self) -> int:
         """Size of the inputs whose memory its results took, of which it has copies."""
-        copied = self._keepers.keys() & self._donated
-        return sum(nbytes_of(self._leaves[position]) for position in copied)
+        leaves, copied = self._leaves, self._keepers.keys() & self._donated
+        return sum(nbytes_of(leaves[position]) for position in copied)
 
     def sizes(self) -> dict[int, int]:
         """Return the size of each input that it keeps, by the identity of its data."""
@@ -139,9 +142,10 @@ class KeptStep(StepInputs):
 
     def fill(self, results: Mapping[Source, Array]) -> list[int]:
         """Keep the inputs among some steps' results, too; return their positions."""
+        leaves = self._leaves
         made = {k: source for k, source in self.made.items() if source in results}
         for position, source in made.items():
-            self._keepers[position] = _keeper(self._leaves[position], results[source])
+            self._keepers[position] = _keeper(leaves[position], results[source])
         return list(made)
 
     def let_go(self, positions: Iterable[int]) -> None:
