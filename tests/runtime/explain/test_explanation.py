@@ -183,7 +183,7 @@ def test_an_explanation_that_fails_does_not_stop_the_step(monkeypatch, caplog):
         raise ZeroDivisionError
 
     monkeypatch.setattr(cache_miss, "explain", broken)
-    monkeypatch.setattr(cache_miss, "_namer", broken)
+    monkeypatch.setattr(cache_miss.hooks, "names", broken)
 
     assert run(on_device(2, 2)).isfinite().item()
     assert "explaining why graph.1 is new failed" in caplog.text
