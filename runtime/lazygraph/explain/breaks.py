@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lazygraph.explain.attribute import Closure
 from lazygraph.explain.compare import FALLBACK, differs, is_break, is_view, position
-from lazygraph.explain.facts import Fact, Row, follows_from, of_pairs
+from lazygraph.explain.facts import Fact, Row, of_pairs
 from lazygraph.explain.sentences import at
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _in_front(
             by_line.setdefault(key, []).append(k)
     for leaf in part.leaves:
         origin = part.origin(leaf)
-        if origin is None or origin.step < 0 or origin.how or _is_state(part, leaf):
+        if origin is None or origin.step < 0 or origin.how:
             continue
         if origin.graph == whole.record.name:
             continue
@@ -292,13 +292,3 @@ def _in_front(
             leaves.add(leaf)
             made |= found
     return whole.ancestors(made, whole.unmatched.__contains__), leaves
-
-
-def _is_state(side: Side, leaf: int) -> bool:
-    """Return whether an input is there in each step; a gradient is, where backward adds to it."""
-    name = side.name(leaf)
-    if name is None:
-        return False
-    if name.holder == "gradient":
-        return any(vertex.backward for vertex in side.vertices)
-    return name.in_module or name.holder == "optimizer" or follows_from(side, leaf)
