@@ -386,7 +386,7 @@ def _details(strip: Strip) -> list[Part]:
     if notes:
         parts.append(Points(notes))
     if strip.apart is not None and strip.apart.source:
-        many = f"{strip.apart.times:,}"
+        many = f"{len(strip.apart.tensors):,}"
         lines = [Code(strip.apart.source), Drawn("", lambda: _COPY_BUTTON)]
         parts.append(Fold(f"{many} reads = {many} executions: batch them", lines))
     parts += strip.breaks
