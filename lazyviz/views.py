@@ -112,17 +112,6 @@ def tensors_in(value: Any) -> list[Any]:
     return [tensor for tensor in parameters if is_lazy(tensor)]
 
 
-def no_tensors(
-    command: str, expression: str, value: Any, namespace: Mapping[str, Any]
-) -> str:
-    """Return what to say of a value in which there is no lazy tensor."""
-    return (
-        f"%lazy {command} shows lazy tensors, and {expression} {_what_it_is(value)}. Give a "
-        "tensor on the device lazyrt, or leave the expression out to see all that is pending."
-        + names_hint(namespace)
-    )
-
-
 def names_hint(namespace: Mapping[str, Any]) -> str:
     """Return which lazy tensors a namespace has, as a sentence; empty if it has none."""
     names = [name for name, _ in named_tensors(namespace)]
@@ -324,8 +313,11 @@ class Command:
         """Return the tensors of a value; refuse one that has none."""
         found = tensors_in(value)
         if not found:
-            namespace = self.shell.user_ns
-            raise UsageError(no_tensors(self.name, expression, value, namespace))
+            raise UsageError(
+                f"%lazy {self.name} shows lazy tensors, and {expression} {_what_it_is(value)}. "
+                "Give a tensor on the device lazyrt, or leave the expression out to see all that "
+                "is pending." + names_hint(self.shell.user_ns)
+            )
         return found
 
     def thing(self, expression: str) -> Any:
