@@ -61,7 +61,8 @@ def draw_graph(
     """
     with_memory = holdings is not None
     holdings = holdings or {}
-    names = {**_held_names(holdings), **(names or {})}
+    held_names = {value: held.name for value, held in holdings.items() if held.name}
+    names = {**held_names, **(names or {})}
     runs = runs or {}
     boxes: list[Box] = []
     position: dict[Any, int] = {}
@@ -99,7 +100,7 @@ def draw_graph(
         boxes=tuple(boxes),
         edges=tuple(sorted(_edges(graph.nodes, position))),
         nodes=len(graph.nodes),
-        fingerprint=_fingerprint(graph),
+        fingerprint=graph.fingerprint if graph.nodes else "",
         aliases=_edges(views, position, 1),
         updates=_updates(holdings, position),
     )
@@ -130,10 +131,6 @@ def _is_view(op: Op) -> bool:
     returns = getattr(op.schema, "returns", ())
     alias = getattr(returns[0], "alias_info", None) if returns else None
     return alias is not None and not alias.is_write
-
-
-def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
-    return {value: held.name for value, held in holdings.items() if held.name}
 
 
 _HOLDERS = {
@@ -186,10 +183,6 @@ def _updates(
         and held.overwrites in position
     }
     return tuple(sorted(pairs))
-
-
-def _fingerprint(graph: IrGraph) -> str:
-    return graph.fingerprint if graph.nodes else ""
 
 
 def _node_box(
@@ -265,14 +258,13 @@ def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
 
 
 def _leaf_box(
-    value: Any,
+    leaf: Leaf,
     paths: Mapping[Any, tuple[str, ...]],
     names: Mapping[Any, str],
     *,
     marks: tuple[str, ...],
     is_root: bool,
 ) -> Box:
-    leaf: Leaf = value
     name = names.get(leaf, "")
     label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
     return Box(
@@ -391,8 +383,7 @@ def _path_of(origin: Origin) -> tuple[str, ...]:
     scope = origin.scope.replace("/", ".")
     is_backward = BACKWARD in scope or origin.op_name.endswith(BACKWARD)
     plain = scope.replace(BACKWARD, "").strip()
-    parts = tuple(part for part in plain.split(".") if part)
-    return (BACKWARD, *parts) if is_backward else parts
+    return _path(plain, is_backward=is_backward)
 
 
 def unwrapped(graph: Graph) -> Graph:
@@ -466,12 +457,8 @@ class HloCosts:
 
 def origins_of(graph: Graph, node: int) -> set[tuple[str, str, str]]:
     """Return scope, framework's op and line of a node and of what it calls directly."""
-    found: set[Any] = {_key(graph.origin(node))}
+    found = {graph.origin(node)}
     if "#" in graph.attrs[node]:
         for _, inner in inside_of(graph, node):
-            found.update(_key(inner.origin(k)) for k in range(len(inner)))
-    return {key for key in found if key[1]}
-
-
-def _key(origin: Origin) -> tuple[str, str, str]:
-    return origin.scope, origin.op_name, origin.site
+            found.update(map(inner.origin, range(len(inner))))
+    return {(each.scope, each.op_name, each.site) for each in found if each.op_name}

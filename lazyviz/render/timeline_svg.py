@@ -200,27 +200,23 @@ class _Axis:
     """Where a moment stands: cells to scale, what lies between them as a mark."""
 
     def __init__(self, cells: Sequence[CellTime]) -> None:
-        self._pieces: list[tuple[int, int, float, float]] = []
+        self.pieces: list[tuple[int, int, float, float]] = []
         total = sum(cell.end_ns - cell.start_ns for cell in cells) or 1
         room = WIDTH - LABELS - _BREAK * (len(cells) - 1)
         x = float(LABELS)
         for cell in cells:
             width = room * (cell.end_ns - cell.start_ns) / total
-            self._pieces.append((cell.start_ns, cell.end_ns, x, width))
+            self.pieces.append((cell.start_ns, cell.end_ns, x, width))
             x += width + _BREAK
         self.ns_per_px = total / room
 
     def __call__(self, ns: int) -> float:
-        for start, end, x, width in self._pieces:
+        for start, end, x, width in self.pieces:
             if ns < start:
                 return x
             if ns <= end:
                 return x + width * (ns - start) / max(end - start, 1)
-        return self._pieces[-1][2] + self._pieces[-1][3]
-
-    @property
-    def pieces(self) -> list[tuple[int, int, float, float]]:
-        return self._pieces
+        return self.pieces[-1][2] + self.pieces[-1][3]
 
 
 class _Shape(NamedTuple):
