@@ -81,8 +81,10 @@ def draw_graph(
             if value.node is None and value not in position:
                 add_leaf(value)
         position[node] = len(boxes)
-        marks = _node_marks(node, holdings, is_view=node in views)
-        if node in roots and _is_saved(node, holdings):
+        held = [holdings[value] for value in node.outputs if value in holdings]
+        marks = _node_marks(held, is_view=node in views)
+        # Autograd alone holds what it gives.
+        if node in roots and held and all(each.holder == AUTOGRAD for each in held):
             marks = (*marks, SAVED)
         box = _node_box(
             node,
@@ -153,23 +155,14 @@ def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def _node_marks(
-    node: Node, holdings: Mapping[Any, Holding], *, is_view: bool
-) -> tuple[str, ...]:
+def _node_marks(held: Sequence[Holding], *, is_view: bool) -> tuple[str, ...]:
     marks = ["view"] if is_view else []
-    held = [holdings[v] for v in node.outputs if v in holdings]
     version = max((each.version or 0 for each in held), default=0)
     if version:
         marks.append(f"v{version}")
     if any(each.overwrites is not None for each in held):
         marks.append("in place")
     return tuple(marks)
-
-
-def _is_saved(node: Node, holdings: Mapping[Any, Holding]) -> bool:
-    """Return whether autograd alone holds what a node gives."""
-    held = [holdings[value] for value in node.outputs if value in holdings]
-    return bool(held) and all(each.holder == AUTOGRAD for each in held)
 
 
 def _updates(
@@ -195,15 +188,16 @@ def _node_box(
     marks: tuple[str, ...],
 ) -> Box:
     provenance = node.provenance
+    is_backward = provenance.backward is not None
     outputs = [value for value in node.outputs if value is not None]
     name = next((names[value] for value in outputs if value in names), "")
     label = short_name(node.op.name)
     return Box(
         label=f"{name} = {label}" if name else label,
         detail=_types(outputs),
-        kind=_node_kind(node),
+        kind="random" if node.op.is_random else "backward" if is_backward else "op",
         op=node.op.name,
-        path=_path(provenance.module, is_backward=provenance.backward is not None),
+        path=_path(provenance.module, is_backward=is_backward),
         site=str(provenance.site or ""),
         library=_library(provenance),
         is_root=is_root,
@@ -223,12 +217,6 @@ def _library(provenance: Provenance) -> str:
         forward = provenance.backward.forward
         return str((forward.library if forward is not None else None) or "")
     return str(provenance.library or "")
-
-
-def _node_kind(node: Node) -> Kind:
-    if node.op.is_random:
-        return "random"
-    return "backward" if node.provenance.backward is not None else "op"
 
 
 def _types(values: Sequence[Value]) -> str:

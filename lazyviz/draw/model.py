@@ -237,20 +237,19 @@ MAX_FRAME_DEPTH = 4
 
 
 def label_text(box: Box) -> str:
-    """Return the first line of a box, cut to fit, with its repetition."""
-    label = _fitted(box)
-    return f"{label} ×{box.count}" if box.count > 1 else label
+    """Return the first line of a box, cut to fit, with its repetition.
 
-
-def _fitted(box: Box) -> str:
-    """Return a label of limited length; of a path or a long name the end says most."""
-    if box.kind in {"group", "parameter"}:
-        return clip_start(box.label, _MAX_LABEL)
+    Of a path or a long name the end says most.
+    """
     name, equals, op = box.label.rpartition(" = ")
     room = _MAX_LABEL - len(equals) - len(op)
-    if room < _MIN_NAME:
-        return clip(box.label, _MAX_LABEL)
-    return f"{clip_start(name, room)}{equals}{op}"
+    if box.kind in {"group", "parameter"}:
+        label = clip_start(box.label, _MAX_LABEL)
+    elif room < _MIN_NAME:
+        label = clip(box.label, _MAX_LABEL)
+    else:
+        label = f"{clip_start(name, room)}{equals}{op}"
+    return f"{label} ×{box.count}" if box.count > 1 else label
 
 
 def detail_text(box: Box) -> str:

@@ -313,13 +313,11 @@ them in one
 
 def looked_again(repeat: events.Repeat, before: Looked | None) -> Looked:
     """Return a look whose ops the step has run since, with those before at the same tensor and place."""
-    before = before or Looked(
-        tensor=repeat.tensor,
-        site=str(repeat.site or ""),
-        nodes=0,
-        duration_ns=0,
-        times=0,
-    )
+    site = str(repeat.site or "")
+    if before is None:
+        before = Looked(
+            tensor=repeat.tensor, site=site, nodes=0, duration_ns=0, times=0
+        )
     return replace(
         before,
         nodes=before.nodes + repeat.nodes,
