@@ -61,6 +61,17 @@ def path_of(given: object, caller: str, error: type[ValueError]) -> Path:
     )
 
 
+def whole_number(word: str) -> int:
+    """Return a number from 1 up; for argparse's `type`.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 up")
+    return int(word)
+
+
 def output_file(word: str) -> Path:
     """Return the path of a file to be written; for argparse's `type`.
 

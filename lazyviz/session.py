@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lazyrt import Graph
     from lazyrt.observe.events import Subscription
-    from lazyrt.tools import Holding, Node, Value
+    from lazyrt.tools import Holding, Value
     from lazyviz.doc import Doc
     from lazyviz.draw.model import DrawGraph
     from lazyviz.render.strip import Strip
@@ -433,7 +433,8 @@ class Session:
         """
         from lazyviz.draw.boxes import draw_graph
 
-        names, runs = self.names_in(graph), self.runs_of(graph)
+        names, runtime = self.names_in(graph), self._runtime
+        runs = runtime.times_run(graph) if runtime is not None else {}
         held = self._holdings_of(graph) if held is None else held
         drawing = draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
         return dataclasses.replace(drawing, classes=module_classes())
@@ -447,10 +448,6 @@ class Session:
         from lazyrt.tools import holdings_in
 
         return holdings_in(graph, self.shell.user_ns)
-
-    def runs_of(self, graph: Graph) -> dict[Node, int]:
-        """Return how often op-by-op mode has run each node since the last barrier."""
-        return self._runtime.times_run(graph) if self._runtime is not None else {}
 
     def names_in(self, graph: Graph) -> dict[Value, str]:
         """Return the user's variable names of a graph's roots."""

@@ -77,52 +77,6 @@ class ExpressionFailed(Exception):  # noqa: N818 - never shown: it carries the u
         self.error = error.with_traceback(_below(error.__traceback__))
 
 
-def value_of(shell: Any, command: str, expression: str) -> Any:
-    """Return the value of an expression in a shell's namespace.
-
-    Raises:
-        UsageError: It is no expression, or names what is not there.
-        ExpressionFailed: Anything else went wrong in it.
-    """
-    try:
-        return shell.ev(expression)
-    except NameError as error:
-        if _is_from_within(error):
-            raise ExpressionFailed(error) from None
-        namespace = shell.user_ns
-        names = [name for name, _ in named_tensors(namespace)]
-        near = difflib.get_close_matches(expression, names, n=3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else names_hint(namespace)
-        raise UsageError(f"%lazy {command} {expression}: {error}.{hint}") from None
-    except SyntaxError as error:
-        if _below(error.__traceback__) is not None:  # it was read and run
-            raise ExpressionFailed(error) from None
-        raise UsageError(
-            f"%lazy {command} takes one expression; {expression!r} is none: {error.msg}."
-        ) from None
-    except Exception as error:  # noqa: BLE001 - the magic raises it again
-        raise ExpressionFailed(error) from None
-
-
-def tensors_in(value: Any) -> list[Any]:
-    """Return the lazy tensors of a tensor, a list, tuple or dict, or of a module."""
-    if not hasattr(value, "named_parameters"):
-        return list(lazy_tensors(value))
-    parameters = (tensor for _, tensor in value.named_parameters())
-    return [tensor for tensor in parameters if is_lazy(tensor)]
-
-
-def no_tensors(
-    command: str, expression: str, value: Any, namespace: Mapping[str, Any]
-) -> str:
-    """Return what to say of a value in which there is no lazy tensor."""
-    return (
-        f"%lazy {command} shows lazy tensors, and {expression} {_what_it_is(value)}. Give a "
-        "tensor on the device lazyrt, or leave the expression out to see all that is pending."
-        + names_hint(namespace)
-    )
-
-
 def names_hint(namespace: Mapping[str, Any]) -> str:
     """Return which lazy tensors a namespace has, as a sentence; empty if it has none."""
     names = [name for name, _ in named_tensors(namespace)]
@@ -145,14 +99,8 @@ def _what_it_is(value: Any) -> str:
     )
 
 
-def _is_from_within(error: Exception) -> bool:
-    """Return whether an error comes from a function that the expression calls."""
-    expression = _below(error.__traceback__)
-    return expression is not None and expression.tb_next is not None
-
-
 def _below(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of `value_of` and of the shell's `ev`."""
+    """Return a traceback without the frames of `Command.value` and of the shell's `ev`."""
     for _ in range(2):
         traceback = traceback.tb_next if traceback is not None else None
     return traceback
@@ -313,8 +261,35 @@ class Command:
             )
 
     def value(self, expression: str) -> Any:
-        """Return what an expression stands for."""
-        return value_of(self.shell, self.name, expression)
+        """Return the value of an expression in the shell's namespace.
+
+        Raises:
+            UsageError: It is no expression, or names what is not there.
+            ExpressionFailed: Anything else went wrong in it.
+        """
+        try:
+            return self.shell.ev(expression)
+        except NameError as error:
+            within = _below(error.__traceback__)
+            if within is not None and within.tb_next is not None:  # a function's own
+                raise ExpressionFailed(error) from None
+            namespace = self.shell.user_ns
+            names = [name for name, _ in named_tensors(namespace)]
+            near = difflib.get_close_matches(expression, names, n=3)
+            hint = (
+                f" Did you mean {' or '.join(near)}?" if near else names_hint(namespace)
+            )
+            raise UsageError(
+                f"%lazy {self.name} {expression}: {error}.{hint}"
+            ) from None
+        except SyntaxError as error:
+            if _below(error.__traceback__) is not None:  # it was read and run
+                raise ExpressionFailed(error) from None
+            raise UsageError(
+                f"%lazy {self.name} takes one expression; {expression!r} is none: {error.msg}."
+            ) from None
+        except Exception as error:  # noqa: BLE001 - the magic raises it again
+            raise ExpressionFailed(error) from None
 
     def tensors(self, expression: str) -> list[Any]:
         """Return the tensors that an expression stands for."""
@@ -322,10 +297,15 @@ class Command:
 
     def tensors_of(self, expression: str, value: Any) -> list[Any]:
         """Return the tensors of a value; refuse one that has none."""
-        found = tensors_in(value)
+        found = list(lazy_tensors(value))
+        if hasattr(value, "named_parameters"):
+            found = [t for _, t in value.named_parameters() if is_lazy(t)]
         if not found:
-            namespace = self.shell.user_ns
-            raise UsageError(no_tensors(self.name, expression, value, namespace))
+            raise UsageError(
+                f"%lazy {self.name} shows lazy tensors, and {expression} {_what_it_is(value)}. "
+                "Give a tensor on the device lazyrt, or leave the expression out to see all that "
+                "is pending." + names_hint(self.shell.user_ns)
+            )
         return found
 
     def thing(self, expression: str) -> Any:

@@ -39,7 +39,6 @@ _log = logging.getLogger(__name__)
 
 _views: weakref.WeakSet[LiveView] = weakref.WeakSet()
 _KEY = re.compile("[0-9a-f]{32}")
-_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Page(anywidget.AnyWidget):

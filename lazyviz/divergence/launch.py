@@ -395,7 +395,10 @@ def _needed(
                 isinstance(thing, types.FunctionType) and thing.__module__ == "__main__"
             ):
                 queue.append(thing)
-            elif isinstance(thing, _PLAIN) or _is_importable(thing):
+            elif isinstance(thing, _PLAIN) or (
+                callable(thing)
+                and getattr(thing, "__module__", "__main__") != "__main__"
+            ):  # the latter is found by its name in another process
                 values[name] = thing
             else:
                 raise UsageError(
@@ -411,11 +414,6 @@ def _global_names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             found |= _global_names(constant)
     return found
-
-
-def _is_importable(thing: object) -> bool:
-    """Return whether a class or function is found by its name in another process."""
-    return callable(thing) and getattr(thing, "__module__", "__main__") != "__main__"
 
 
 # ----------------------------------------------------------------------------- what is seen

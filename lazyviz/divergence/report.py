@@ -91,7 +91,27 @@ class Replicas(Evidence):
 
     def doc(self) -> Doc:
         """Return the sentence, the repair and the table; the graphs' difference is folded."""
-        return _doc(self)
+        first, *others = _sentences(self)
+        said = (each.partition(": ") for each in others)
+        advice = (Advice(label, words) for label, _, words in said)
+        parts: list[Part] = [Doc([Line(first), *advice])]
+        shown = rows(self)
+        if shown:
+            width = max(_LEAST_CELL, _TERMINAL // (len(shown[0]) - 1))
+            cells = [
+                (row[0], *(clip(cell, width) for cell in row[1:])) for row in shown
+            ]
+            table = Table(header(self), shown)
+            scrolls = f'<div style="overflow:auto;margin:4px 0">{table.to_html()}</div>'
+            parts.append(Drawn(Table(header(self), cells).to_text(), lambda: scrolls))
+        difference = self.first_difference
+        if difference is not None and difference.diff is not None:
+            from lazyviz.draw.diff_text import diff_text
+
+            told = clip(diff_text(difference.diff), _MAX_DIFF)
+            parts.append(Fold("the difference of the graphs", [Code(told)]))
+        parts += map(Note, _notes(self))
+        return Doc(parts, css_class="lazyviz-replicas", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -233,7 +253,9 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         found = replicas(options.paths)
         shown = json.dumps(found.to_dict(), indent=2) if options.json else found.text()
         if options.html is not None:
-            options.html.write_text(replicas_page(found), encoding="utf-8")
+            page = [("", found.to_html())]
+            shown_page = page_html("Replicas side by side", page, is_locked=True)
+            options.html.write_text(shown_page, encoding="utf-8")
     except (EvidenceError, HloError, OSError) as error:
         sys.stderr.write(f"lazyviz replicas: {noted(error)}\n")
         return 2
@@ -247,33 +269,6 @@ def noted(error: Exception) -> str:
     """Return what an error says, with its notes."""
     notes = getattr(error, "__notes__", [])
     return " ".join([str(error), *(f"({note})" for note in notes)])
-
-
-def _doc(found: Replicas) -> Doc:
-    first, *others = _sentences(found)
-    said = (each.partition(": ") for each in others)
-    advice = (Advice(label, words) for label, _, words in said)
-    parts: list[Part] = [Doc([Line(first), *advice])]
-    shown = rows(found)
-    if shown:
-        width = max(_LEAST_CELL, _TERMINAL // (len(shown[0]) - 1))
-        cells = [(row[0], *(clip(cell, width) for cell in row[1:])) for row in shown]
-        table = Table(header(found), shown)
-        scrolls = f'<div style="overflow:auto;margin:4px 0">{table.to_html()}</div>'
-        parts.append(Drawn(Table(header(found), cells).to_text(), lambda: scrolls))
-    difference = found.first_difference
-    if difference is not None and difference.diff is not None:
-        from lazyviz.draw.diff_text import diff_text
-
-        told = clip(diff_text(difference.diff), _MAX_DIFF)
-        parts.append(Fold("the difference of the graphs", [Code(told)]))
-    parts += map(Note, _notes(found))
-    return Doc(parts, css_class="lazyviz-replicas", gap="\n\n")
-
-
-def replicas_page(found: Replicas) -> str:
-    """Return a page that needs no other file."""
-    return page_html("Replicas side by side", [("", found.to_html())], is_locked=True)
 
 
 def _sentences(found: Replicas) -> list[str]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lazygraph import HloError, diff, graph_of
 from lazygraph.read.open import looks_like_proto, readable
 from lazygraph.types import type_bytes
+from lazyviz.command_line import path_of
 from lazyviz.divergence.alignment import Barrier, Place, Program, State, Track, order
 from lazyviz.foreign.evidence import (
     EvidenceError,
@@ -336,13 +337,8 @@ def _files(source: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def _path(given: object) -> Path:
-    if not isinstance(given, (str, Path)):
-        raise EvidenceError(
-            f"replicas() got {given!r:.60}, which is {type(given).__name__} and no path. Give a "
-            "folder, or a list of files, one for each replica."
-        )
     try:
-        return Path(given).expanduser()
+        return path_of(given, "replicas()", EvidenceError).expanduser()
     except RuntimeError as error:
         raise EvidenceError(
             f"{given} is under the home of a user whom this machine does not know ({error}). Give "

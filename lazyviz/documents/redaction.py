@@ -8,6 +8,7 @@ function here returns a record whose expressions have been told otherwise: with 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from lazyrt.observe import events
     from lazyrt.tools import Status
-    from lazyviz.render.notes import Apart, Barrier, Looked
+    from lazyviz.render.notes import Barrier, Looked
     from lazyviz.render.timeline_text import Span
     from lazyviz.session import CellRecord
     from lazyviz.timing.history import StepRow
@@ -90,13 +91,17 @@ def cell(record: CellRecord, tell: Tell) -> CellRecord:
     def told(each: _Told) -> _Told:
         return _told(each, tell)
 
+    apart = strip.apart
+    if apart is not None:
+        names = tuple(map(tell, apart.tensors))
+        apart = dataclasses.replace(apart, tensors=names)
     strip = dataclasses.replace(
         strip,
         state=now,
         frames_shown=tuple(_frame(frame, tell) for frame in strip.frames_shown),
         barriers=tuple(map(told, strip.barriers)),
         looks=tuple(map(told, strip.looks)),
-        apart=_apart(strip.apart, tell),
+        apart=apart,
     )
     return dataclasses.replace(record, strip=strip)
 
@@ -180,13 +185,6 @@ def expressions(guards: Iterable[str]) -> list[str]:
     return [words.partition("` ")[0].removeprefix("`") for words in guards]
 
 
-def _apart(apart: Apart | None, tell: Tell) -> Apart | None:
-    if apart is None:
-        return None
-    names = tuple(filter(None, map(tell, apart.tensors)))
-    return dataclasses.replace(apart, tensors=names)
-
-
 def masked(source: str) -> str:
     """Return source text with obvious secrets replaced: a best effort, and no promise.
 
@@ -231,9 +229,12 @@ def shortened(page: str, home: Path | None = None) -> str:
         page: HTML or text.
         home: By default the user's.
     """
-    names = _names_of(home or _home())
-    if not names:
+    with contextlib.suppress(RuntimeError):  # no home at all
+        home = home or Path.home()
+    if home is None or len(home.parts) < 2:  # noqa: PLR2004 - the root itself
         return page
+    spelt = {str(home), str(home.resolve())}
+    names = sorted(spelt | {markup(name) for name in spelt}, key=len, reverse=True)
     pattern = re.compile(
         rf"(?<![\w.~-])(?:{'|'.join(map(re.escape, names))})(?![\w.-])"
     )
@@ -249,19 +250,3 @@ def shortened(page: str, home: Path | None = None) -> str:
         return found[1] + base64.b64encode(cleaned.encode()).decode()
 
     return _EMBEDDED.sub(in_picture, pattern.sub("~", page))
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home()
-    except RuntimeError:  # no home at all
-        return None
-
-
-def _names_of(home: Path | None) -> list[str]:
-    """Return how a page may spell the directory, the longest first."""
-    if home is None or len(home.parts) < 2:  # noqa: PLR2004 - the root itself
-        return []
-    names = {str(home), str(home.resolve())}
-    names |= {markup(name) for name in names}
-    return sorted(names, key=len, reverse=True)

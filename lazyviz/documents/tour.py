@@ -195,7 +195,8 @@ def _run(
                 sections.append(("", markdown_html(body)))
                 continue
             number += 1
-            what = above if above != heading else _first_line(cell.source)
+            first = clip(cell.source.strip().splitlines()[0], _MAX_TITLE)
+            what = above if above != heading else first
             heading = above
             out.write(f"[{number}/{total}] {what}\n")
             out.flush()
@@ -242,10 +243,6 @@ def _plain(output: Any) -> str:
         case "error":
             return "\n".join(output.traceback)
     return str(output.data.get("text/plain", ""))
-
-
-def _first_line(source: str) -> str:
-    return clip(source.strip().splitlines()[0], _MAX_TITLE)
 
 
 def _indented(shown: str, *, whole: bool) -> str:

@@ -61,7 +61,8 @@ def draw_graph(
     """
     with_memory = holdings is not None
     holdings = holdings or {}
-    names = {**_held_names(holdings), **(names or {})}
+    held_names = {value: held.name for value, held in holdings.items() if held.name}
+    names = {**held_names, **(names or {})}
     runs = runs or {}
     boxes: list[Box] = []
     position: dict[Any, int] = {}
@@ -80,8 +81,10 @@ def draw_graph(
             if value.node is None and value not in position:
                 add_leaf(value)
         position[node] = len(boxes)
-        marks = _node_marks(node, holdings, is_view=node in views)
-        if node in roots and _is_saved(node, holdings):
+        held = [holdings[value] for value in node.outputs if value in holdings]
+        marks = _node_marks(held, is_view=node in views)
+        # Autograd alone holds what it gives.
+        if node in roots and held and all(each.holder == AUTOGRAD for each in held):
             marks = (*marks, SAVED)
         box = _node_box(
             node,
@@ -99,7 +102,7 @@ def draw_graph(
         boxes=tuple(boxes),
         edges=tuple(sorted(_edges(graph.nodes, position))),
         nodes=len(graph.nodes),
-        fingerprint=_fingerprint(graph),
+        fingerprint=graph.fingerprint if graph.nodes else "",
         aliases=_edges(views, position, 1),
         updates=_updates(holdings, position),
     )
@@ -132,10 +135,6 @@ def _is_view(op: Op) -> bool:
     return alias is not None and not alias.is_write
 
 
-def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
-    return {value: held.name for value, held in holdings.items() if held.name}
-
-
 _HOLDERS = {
     "module": "parameter",
     "buffer": "buffer",
@@ -156,23 +155,14 @@ def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def _node_marks(
-    node: Node, holdings: Mapping[Any, Holding], *, is_view: bool
-) -> tuple[str, ...]:
+def _node_marks(held: Sequence[Holding], *, is_view: bool) -> tuple[str, ...]:
     marks = ["view"] if is_view else []
-    held = [holdings[v] for v in node.outputs if v in holdings]
     version = max((each.version or 0 for each in held), default=0)
     if version:
         marks.append(f"v{version}")
     if any(each.overwrites is not None for each in held):
         marks.append("in place")
     return tuple(marks)
-
-
-def _is_saved(node: Node, holdings: Mapping[Any, Holding]) -> bool:
-    """Return whether autograd alone holds what a node gives."""
-    held = [holdings[value] for value in node.outputs if value in holdings]
-    return bool(held) and all(each.holder == AUTOGRAD for each in held)
 
 
 def _updates(
@@ -188,10 +178,6 @@ def _updates(
     return tuple(sorted(pairs))
 
 
-def _fingerprint(graph: IrGraph) -> str:
-    return graph.fingerprint if graph.nodes else ""
-
-
 def _node_box(
     node: Node,
     names: Mapping[Any, str],
@@ -202,15 +188,16 @@ def _node_box(
     marks: tuple[str, ...],
 ) -> Box:
     provenance = node.provenance
+    is_backward = provenance.backward is not None
     outputs = [value for value in node.outputs if value is not None]
     name = next((names[value] for value in outputs if value in names), "")
     label = short_name(node.op.name)
     return Box(
         label=f"{name} = {label}" if name else label,
         detail=_types(outputs),
-        kind=_node_kind(node),
+        kind="random" if node.op.is_random else "backward" if is_backward else "op",
         op=node.op.name,
-        path=_path(provenance.module, is_backward=provenance.backward is not None),
+        path=_path(provenance.module, is_backward=is_backward),
         site=str(provenance.site or ""),
         library=_library(provenance),
         is_root=is_root,
@@ -230,12 +217,6 @@ def _library(provenance: Provenance) -> str:
         forward = provenance.backward.forward
         return str((forward.library if forward is not None else None) or "")
     return str(provenance.library or "")
-
-
-def _node_kind(node: Node) -> Kind:
-    if node.op.is_random:
-        return "random"
-    return "backward" if node.provenance.backward is not None else "op"
 
 
 def _types(values: Sequence[Value]) -> str:
@@ -265,14 +246,13 @@ def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
 
 
 def _leaf_box(
-    value: Any,
+    leaf: Leaf,
     paths: Mapping[Any, tuple[str, ...]],
     names: Mapping[Any, str],
     *,
     marks: tuple[str, ...],
     is_root: bool,
 ) -> Box:
-    leaf: Leaf = value
     name = names.get(leaf, "")
     label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
     return Box(
@@ -391,8 +371,7 @@ def _path_of(origin: Origin) -> tuple[str, ...]:
     scope = origin.scope.replace("/", ".")
     is_backward = BACKWARD in scope or origin.op_name.endswith(BACKWARD)
     plain = scope.replace(BACKWARD, "").strip()
-    parts = tuple(part for part in plain.split(".") if part)
-    return (BACKWARD, *parts) if is_backward else parts
+    return _path(plain, is_backward=is_backward)
 
 
 def unwrapped(graph: Graph) -> Graph:
@@ -466,12 +445,8 @@ class HloCosts:
 
 def origins_of(graph: Graph, node: int) -> set[tuple[str, str, str]]:
     """Return scope, framework's op and line of a node and of what it calls directly."""
-    found: set[Any] = {_key(graph.origin(node))}
+    found = {graph.origin(node)}
     if "#" in graph.attrs[node]:
         for _, inner in inside_of(graph, node):
-            found.update(_key(inner.origin(k)) for k in range(len(inner)))
-    return {key for key in found if key[1]}
-
-
-def _key(origin: Origin) -> tuple[str, str, str]:
-    return origin.scope, origin.op_name, origin.site
+            found.update(map(inner.origin, range(len(inner))))
+    return {(each.scope, each.op_name, each.site) for each in found if each.op_name}

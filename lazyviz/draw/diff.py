@@ -530,11 +530,9 @@ class Union:
         return node / max(1, len(self.side(side))), side
 
     def _spots(self, hunk: Hunk) -> list[Spot]:
-        found: dict[Spot, None] = {("b", y): None for y in hunk.added}
-        found.update({("a", x): None for x in hunk.removed})
-        found.update({("b", y): None for _, y in hunk.changed})
-        found.update({("b", each.b): None for each in hunk.rewired})
-        return sorted(found, key=self._height)
+        changed, rewired = (y for _, y in hunk.changed), (r.b for r in hunk.rewired)
+        found: set[Spot] = {("b", y) for y in (*hunk.added, *changed, *rewired)}
+        return sorted(found | {("a", x) for x in hunk.removed}, key=self._height)
 
     def _connected(self, hunk: Hunk, limit: int) -> list[Spot]:
         """Return the nodes of a place that lead to its last one, the nearest first."""
@@ -542,13 +540,10 @@ class Union:
         inside, found = set(spots), dict.fromkeys(spots[-1:])
         queue = list(found)
         for spot in queue:
-            near = [
-                each
-                for each, _ in self._incoming(spot)
-                if each in inside and each not in found
-            ]
-            queue += dict.fromkeys(near)
-            found.update(dict.fromkeys(near))
+            operands = dict.fromkeys(each for each, _ in self._incoming(spot))
+            near = [each for each in operands if each in inside and each not in found]
+            queue += near
+            found |= dict.fromkeys(near)
             if len(found) >= limit:
                 break
         for spot in reversed(spots):
@@ -594,12 +589,12 @@ class Union:
         graph = self.side(side)
         called = graph.holders.get(node, "") if graph.ops[node] == PARAMETER else ""
         box = node_box(graph, node, called)
-        what = self.changes.get(spot, "same")
+        what, detail = self.changes.get(spot, "same"), box.detail
         if what == "changed":
             detail = change(self.found, self.found.partner_b[node], node)
-            box = replace(box, detail=detail)
         return replace(
             box,
+            detail=detail,
             label=box.label if what == "same" else f"{MARKS[what]} {box.label}",
             members=(self.number(side, node),),
             change=what,

@@ -34,6 +34,7 @@ from lazyviz.draw.panel import (
     heading_html,
     links_html,
     matches_html,
+    near_button,
     note_html,
 )
 from lazyviz.draw.svg import emit, start_of
@@ -104,11 +105,7 @@ def overview_html(
     for k, (each, begins) in enumerate(zip(places[:_MAX_PLACES], begun, strict=False)):
         place = button_html(heading(each).removeprefix("@@ "), kind="place", level=k)
         listed[begins].append(f"<li>{place}</li>")
-    follow = f"<ul>{''.join(listed[False])}</ul>"
-    parts = [
-        heading_html(title),
-        f"<p>{markup(first)}</p>",
-    ]
+    parts = [heading_html(title), f"<p>{markup(first)}</p>"]
     if remarks:
         parts.append(f"<ul>{remarks}</ul>")
     if listed[True]:
@@ -116,16 +113,13 @@ def overview_html(
         parts.append(f"<p><b>Where they differ</b></p><ul>{own}</ul>")
     if listed[False]:
         many = text.plural(len(listed[False]), "more place")
-        words = f"{many}, changed only by what they read"
-        parts.append(folded(words, follow))
+        follow = f"<ul>{''.join(listed[False])}</ul>"
+        parts.append(folded(f"{many}, changed only by what they read", follow))
     if len(places) > _MAX_PLACES:
         parts.append(note_html(f"and {len(places) - _MAX_PLACES:,} more kinds"))
     if left_out > 0:
-        parts.append(
-            note_html(
-                f"{text.plural(left_out, 'changed node')} more: choose a place, or search."
-            )
-        )
+        many = text.plural(left_out, "changed node")
+        parts.append(note_html(f"{many} more: choose a place, or search."))
     parts.append(
         note_html(
             "Click a box, or walk to it with Tab and press Enter, to see both sides, what it reads, "
@@ -173,10 +167,7 @@ def node_html(
     rows.append(("changed", markup(changed)))
     number = here.number(here.node)
     buttons = [
-        button_html(
-            "What is near", kind="focus", node=number, hops=2,
-            title="as many hops as chosen above",
-        ),
+        near_button(number),
         button_html(
             "Follow the value", kind="follow", node=number,
             title="where it comes from and goes, through tuples, calls and fusions",
@@ -464,7 +455,10 @@ def _row(found: GraphDiff, row: HunkLine, shown: Container[tuple[str, int]]) -> 
     left = _side(found.a, row.node_a, "a", row.a, shown)
     right = _side(found.b, row.node_b, "b", row.b, shown)
     if row.mark == CHANGED:
-        right += _nested(found, row)
+        right += "".join(
+            folded(f"differs within {name}", pre(diff_text(inner)))
+            for name, inner in nested_diffs(found, row.node_a, row.node_b)
+        )
     return (
         f'<tr><td style="{_CELL}"><b>{row.mark}</b></td>'
         f'<td style="{_CELL};background:{colour if row.a else "none"}">{left}</td>'
@@ -502,10 +496,3 @@ def _links(
     if len(nodes) > _MAX_LINKS:
         parts.append(f"… {len(nodes) - _MAX_LINKS} more")
     return ", ".join(parts)
-
-
-def _nested(found: GraphDiff, row: HunkLine) -> str:
-    return "".join(
-        folded(f"differs within {name}", pre(diff_text(inner)))
-        for name, inner in nested_diffs(found, row.node_a, row.node_b)
-    )

@@ -260,26 +260,16 @@ def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[HunkLine]:
     rows += [(y, CHANGED, x, y) for y, x in changed.items()]
     rows += [(y, REWIRED, x, y) for y, x in rewired.items() if y not in changed]
     shift = len(found.b) - len(found.a)
-    rows += [
-        (
-            _reading_place(found.a, x) + (shift if x > len(found.a) // 2 else 0),
-            REMOVED,
-            x,
-            -1,
-        )
-        for x in hunk.removed
-    ]
+    for x in hunk.removed:
+        place = _reading_place(found.a, x) + (shift if x > len(found.a) // 2 else 0)
+        rows.append((place, REMOVED, x, -1))
     rows.sort(key=lambda row: row[0])
     for _, mark, x, y in rows:
         was = found.a.label(x) if x >= 0 else None
         now = found.b.label(y) if y >= 0 else None
-        yield HunkLine(
-            mark,
-            instruction(found.a, x, now) if x >= 0 else "",
-            instruction(found.b, y, was) if y >= 0 else "",
-            x,
-            y,
-        )
+        before = instruction(found.a, x, now) if x >= 0 else ""
+        after = instruction(found.b, y, was) if y >= 0 else ""
+        yield HunkLine(mark, before, after, x, y)
 
 
 def _reading_place(graph: Graph, node: int) -> float:

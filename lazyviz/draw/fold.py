@@ -394,24 +394,22 @@ def _group_box(graph: DrawGraph, group: _Group) -> Box:
     repeats = {box.count for box in ops}
     count = repeats.pop() if len(repeats) == 1 else 1
     members = tuple(node for box in ops for node in box.members)
+    site, *others = dict.fromkeys(box.site for box in ops if box.site) or [""]
+    site += f" and {len(others):,} more lines" if others else ""
+    held = (len(members) // count, "op"), (len(boxes) - len(ops), "input")
     return Box(
         label=group.label,
-        detail=_contents(len(members) // count, len(boxes) - len(ops)),
+        detail=", ".join(plural(n, noun) for n, noun in held if n),
         kind="group",
         op=_named_ops(ops),
         path=group.path,
-        site=_sites(ops),
+        site=site,
         is_root=any(box.is_root for box in boxes),
         is_new=any(box.is_new for box in ops),
         runs=max((box.runs for box in ops), default=0),
         members=members,
         count=count,
     )
-
-
-def _contents(ops: int, inputs: int) -> str:
-    counts = (ops, "op"), (inputs, "input")
-    return ", ".join(plural(n, noun) for n, noun in counts if n)
 
 
 def _named_ops(ops: Sequence[Box]) -> str:
@@ -424,10 +422,3 @@ def _named_ops(ops: Sequence[Box]) -> str:
     if len(common) > _MAX_NAMED_OPS:
         named.append(f"{len(common) - _MAX_NAMED_OPS} other kinds")
     return ", ".join(named)
-
-
-def _sites(ops: Sequence[Box]) -> str:
-    sites = list(dict.fromkeys(box.site for box in ops if box.site))
-    if len(sites) <= 1:
-        return "".join(sites)
-    return f"{sites[0]} and {len(sites) - 1:,} more lines"

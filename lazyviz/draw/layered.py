@@ -11,6 +11,7 @@ import bisect
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -139,33 +140,16 @@ def _order(layers: _Layers) -> None:
         neighbours = layers.above if downwards else layers.below
         rows = layers.rows if downwards else layers.rows[::-1]
         for fixed, free in itertools.pairwise(rows):
-            where = {item: float(index) for index, item in enumerate(fixed)}
-            _sort_by_median(free, neighbours, where)
+            where = {item: index for index, item in enumerate(fixed)}
+            key = {
+                item: median([where[n] for n in neighbours[item] if n in where] or [k])
+                for k, item in enumerate(free)
+            }
+            free.sort(key=key.__getitem__)  # stable
         crossings = _crossings(layers)
         if crossings < fewest:
             best, fewest = [list(row) for row in layers.rows], crossings
     layers.rows[:] = best
-
-
-def _sort_by_median(
-    row: list[int], neighbours: dict[int, list[int]], where: dict[int, float]
-) -> None:
-    index = {item: float(i) for i, item in enumerate(row)}
-    key = {
-        item: _median([where[n] for n in neighbours[item] if n in where], index[item])
-        for item in row
-    }
-    row.sort(key=lambda item: (key[item], index[item]))
-
-
-def _median(values: list[float], otherwise: float) -> float:
-    if not values:
-        return otherwise
-    values.sort()
-    middle = len(values) // 2
-    if len(values) % 2:
-        return values[middle]
-    return (values[middle - 1] + values[middle]) / 2
 
 
 def _crossings(layers: _Layers) -> int:
@@ -197,7 +181,7 @@ def _columns(layers: _Layers) -> list[float]:
         neighbours = layers.above if downwards else layers.below
         for row in rows:
             wanted = [
-                _median([xs[n] for n in neighbours[item]], xs[item]) for item in row
+                median([xs[n] for n in neighbours[item]] or [xs[item]]) for item in row
             ]
             weights = [4.0 if layers.is_dummy(item) else 1.0 for item in row]
             _settle(layers, row, wanted, weights, xs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -262,12 +261,12 @@ def _by_dot(graph: DrawGraph, timeout_s: float) -> Layout:
     executable = shutil.which("dot")
     if executable is None:
         raise LayoutError("not installed here")
-    return _read(_run([executable, "-Tjson0"], graph, timeout_s), graph)
+    return _run([executable, "-Tjson0"], graph, timeout_s)
 
 
 def _by_pygraphviz(graph: DrawGraph, timeout_s: float) -> Layout:
     command = [sys.executable, "-P", "-c", _PYGRAPHVIZ]
-    return _read(_run(command, graph, timeout_s), graph)
+    return _run(command, graph, timeout_s)
 
 
 def _by_ourselves(graph: DrawGraph, timeout_s: float) -> Layout:  # noqa: ARG001
@@ -291,8 +290,8 @@ _RUNNERS: dict[Engine, Callable[[DrawGraph, float], Layout]] = {
 }
 
 
-def _run(command: list[str], graph: DrawGraph, timeout_s: float) -> Any:
-    """Run an engine on the drawing's DOT source and return the JSON that it prints."""
+def _run(command: list[str], graph: DrawGraph, timeout_s: float) -> Layout:
+    """Run an engine on the drawing's DOT source and return the layout that it prints."""
     try:
         done = subprocess.run(  # noqa: S603
             command,
@@ -309,13 +308,10 @@ def _run(command: list[str], graph: DrawGraph, timeout_s: float) -> Any:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else "no message"
         raise LayoutError(f"ended with status {done.returncode}: {reason}")
-    with contextlib.suppress(ValueError):
-        return json.loads(done.stdout)
-    raise LayoutError("printed no layout")
-
-
-def _read(answer: Any, graph: DrawGraph) -> Layout:
-    """Return the layout in Graphviz's JSON, whose y axis points upwards."""
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise LayoutError("printed no layout") from None
     try:
         return _parse(answer, graph)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
@@ -323,6 +319,7 @@ def _read(answer: Any, graph: DrawGraph) -> Layout:
 
 
 def _parse(answer: Any, graph: DrawGraph) -> Layout:
+    """Return the layout in Graphviz's JSON, whose y axis points upwards."""
     left, bottom, right, top = map(float, answer["bb"].split(","))
 
     def point(text: str) -> Point:
@@ -338,7 +335,9 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
         if item["name"].startswith("cluster_"):
             path = paths[int(item["name"].removeprefix("cluster_"))]
             title = title_within(graph, path, paths)
-            frames.append((path, _frame(title, item["bb"], left, top)))
+            x0, y0, x1, y1 = map(float, item["bb"].split(","))
+            frame = Frame(title, x0 - left, top - y1, x1 - x0, y1 - y0)
+            frames.append((path, frame))
         else:
             centres[int(item["name"][1:])] = point(item["pos"])
     routes = {
@@ -354,11 +353,6 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
         routes=tuple(routes[edge] for edge in graph.edges),
         frames=tuple(frame for _, frame in sorted(frames, key=lambda f: len(f[0]))),
     )
-
-
-def _frame(title: str, bounds: str, left: float, top: float) -> Frame:
-    x0, y0, x1, y1 = map(float, bounds.split(","))
-    return Frame(title, x0 - left, top - y1, x1 - x0, y1 - y0)
 
 
 def _route(spline: str, point: Callable[[str], Point]) -> tuple[Point, ...]:

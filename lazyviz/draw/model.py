@@ -237,20 +237,19 @@ MAX_FRAME_DEPTH = 4
 
 
 def label_text(box: Box) -> str:
-    """Return the first line of a box, cut to fit, with its repetition."""
-    label = _fitted(box)
-    return f"{label} ×{box.count}" if box.count > 1 else label
+    """Return the first line of a box, cut to fit, with its repetition.
 
-
-def _fitted(box: Box) -> str:
-    """Return a label of limited length; of a path or a long name the end says most."""
-    if box.kind in {"group", "parameter"}:
-        return clip_start(box.label, _MAX_LABEL)
+    Of a path or a long name the end says most.
+    """
     name, equals, op = box.label.rpartition(" = ")
     room = _MAX_LABEL - len(equals) - len(op)
-    if room < _MIN_NAME:
-        return clip(box.label, _MAX_LABEL)
-    return f"{clip_start(name, room)}{equals}{op}"
+    if box.kind in {"group", "parameter"}:
+        label = clip_start(box.label, _MAX_LABEL)
+    elif room < _MIN_NAME:
+        label = clip(box.label, _MAX_LABEL)
+    else:
+        label = f"{clip_start(name, room)}{equals}{op}"
+    return f"{label} ×{box.count}" if box.count > 1 else label
 
 
 def detail_text(box: Box) -> str:
@@ -294,9 +293,33 @@ def box_size(box: Box) -> tuple[float, float]:
 
 
 def frame_paths(graph: DrawGraph) -> list[tuple[str, ...]]:
-    """Return the module paths that are drawn as frames, in the order of their numbers."""
-    depths = frame_depths(graph)
-    return [path for path in depths if depths[path] < MAX_FRAME_DEPTH]
+    """Return the module paths that are drawn as frames, in the order of their numbers.
+
+    A path gets one when it holds more than one box and more than its only child holds, when it
+    is not the whole drawing, and is not nested too deep. Colour tells what is backward, so the
+    backward pass as a whole gets none.
+    """
+    held: dict[tuple[str, ...], int] = {}
+    for box in graph.boxes:
+        for depth in range(1, len(box.path) + 1):
+            held[box.path[:depth]] = held.get(box.path[:depth], 0) + 1
+    inner: dict[tuple[str, ...], int] = {}  # what the largest child of each holds
+    for path, count in held.items():
+        inner[path[:-1]] = max(inner.get(path[:-1], 0), count)
+    chosen = {
+        path
+        for path, count in held.items()
+        if 1 < count < len(graph.boxes)
+        and inner.get(path, 0) < count
+        and path != (BACKWARD,)
+    }
+    return [
+        path
+        for path in held
+        if path in chosen
+        and sum(path[:depth] in chosen for depth in range(1, len(path)))
+        < MAX_FRAME_DEPTH
+    ]
 
 
 def named_in_frames(graph: DrawGraph) -> DrawGraph:
@@ -332,39 +355,6 @@ def title_within(
         if path[:depth] in frames:
             return path_text(path[depth:]) + said
     return path_text(path) + said
-
-
-def frame_depths(graph: DrawGraph) -> dict[tuple[str, ...], int]:
-    """Return the module paths that get a frame, with how deep they are nested.
-
-    A path gets one when it holds more than one box and more than its only child holds, and
-    when it is not the whole drawing. Colour tells what is backward, so the backward pass as
-    a whole gets none.
-    """
-    held: dict[tuple[str, ...], int] = {}
-    for box in graph.boxes:
-        for depth in range(1, len(box.path) + 1):
-            held[box.path[:depth]] = held.get(box.path[:depth], 0) + 1
-    inner = _largest_children(held)
-    chosen = [
-        path
-        for path, count in held.items()
-        if 1 < count < len(graph.boxes)
-        and inner.get(path, 0) < count
-        and path != (BACKWARD,)
-    ]
-    kept = set(chosen)
-    return {
-        path: sum(path[:depth] in kept for depth in range(1, len(path)))
-        for path in chosen
-    }
-
-
-def _largest_children(held: dict[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
-    largest: dict[tuple[str, ...], int] = {}
-    for path, count in held.items():
-        largest[path[:-1]] = max(largest.get(path[:-1], 0), count)
-    return largest
 
 
 def restrict(graph: DrawGraph, keep: Collection[int]) -> DrawGraph:

@@ -212,15 +212,15 @@ class Amounts:
         """Return a folded drawing in shades; a folded box has the sum of what it holds."""
         amounts = [self._of(box) for box in graph.boxes]
         most = max((amount for amount in amounts if amount is not None), default=0.0)
-        boxes = tuple(
-            box
-            if amount is None
-            else replace(box, level=_level(amount, most), note=self.words(amount))
-            for box, amount in zip(graph.boxes, amounts, strict=True)
-        )
+        boxes = list(graph.boxes)
+        for k, amount in enumerate(amounts):
+            if amount is not None:
+                share = amount / most if most else 0.0
+                level = sum(share >= step for step in _STEPS)
+                boxes[k] = replace(boxes[k], level=level, note=self.words(amount))
         shades = [(f"k{k}", name) for k, name in enumerate(_STEP_NAMES)]
         legend = (("", self.title), *shades, ("", f"of {self.words(most)}"))
-        return replace(graph, boxes=boxes, legend=legend)
+        return replace(graph, boxes=tuple(boxes), legend=legend)
 
     def _of(self, box: Box) -> float | None:
         if not box.members:
@@ -274,11 +274,6 @@ class Findings:
 
 
 Overlay = Amounts | Findings
-
-
-def _level(amount: float, most: float) -> int:
-    share = amount / most if most else 0.0
-    return sum(share >= step for step in _STEPS)
 
 
 def count_words(amount: float) -> str:

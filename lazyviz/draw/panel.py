@@ -49,6 +49,9 @@ def node_facts(
         has_values: Whether its cone can be computed.
     """
     node = box.members[0]
+    output = "a live tensor" if box.is_root else ""
+    if SAVED in box.marks:
+        output = "held by no variable: autograd saves what its backward needs"
     shown = [
         ("op", markup(box.op)),
         ("type", markup(box.detail)),
@@ -62,21 +65,13 @@ def node_facts(
         *((name, markup(words)) for name, words in rows),
         ("reads", _neighbours(upstream)),
         ("read by", _neighbours(downstream)),
-        ("output", _held_text(box)),
+        ("output", output),
     ]
     buttons = [
         button_html(f"inside %{name}", kind="inside", node=node, call=call)
         for call, name in enumerate(inside)
     ]
-    buttons.append(
-        button_html(
-            "What is near",
-            kind="focus",
-            node=node,
-            hops=2,
-            title="as many hops as chosen above",
-        )
-    )
+    buttons.append(near_button(node))
     if has_values:
         buttons.append(button_html("Check the cone for NaN", kind="check", node=node))
     code = f"<pre>{markup(python)}</pre>"
@@ -84,11 +79,10 @@ def node_facts(
     return f"{heading_html(f'%{node} {box.label}')}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
 
 
-def _held_text(box: Box) -> str:
-    """Return what holds a result; empty for what no step makes a tensor of."""
-    if SAVED in box.marks:
-        return "held by no variable: autograd saves what its backward needs"
-    return "a live tensor" if box.is_root else ""
+def near_button(node: int) -> str:
+    """Return a button that shows what is around a node."""
+    tip = "as many hops as chosen above"
+    return button_html("What is near", kind="focus", node=node, hops=2, title=tip)
 
 
 def input_facts(
@@ -193,17 +187,18 @@ def nan_help(*, is_ir: bool) -> str:
     Args:
         is_ir: Whether the ops that are shown are those that have values.
     """
-    if not is_ir:
-        return (
-            f"{heading_html('NaN and infinities')}<p>Values are those of the IR. An instruction "
-            "shows what is known of the IR ops behind it, which have its module, name and line: "
-            "a fusion is bad if one of them is. Select it to go to them.</p>"
-        )
-    return (
-        f"{heading_html('NaN and infinities')}<p>Shown are values that are computed already: inputs, "
-        "and what was looked at. Nothing is computed for it. Select an op and choose "
-        "<i>Check the cone for NaN</i> to compute all that it needs.</p>"
+    words = (
+        "Values are those of the IR. An instruction shows what is known of the IR ops behind it, "
+        "which have its module, name and line: a fusion is bad if one of them is. Select it to go "
+        "to them."
     )
+    if is_ir:
+        words = (
+            "Shown are values that are computed already: inputs, and what was looked at. Nothing "
+            "is computed for it. Select an op and choose <i>Check the cone for NaN</i> to compute "
+            "all that it needs."
+        )
+    return f"{heading_html('NaN and infinities')}<p>{words}</p>"
 
 
 def fallbacks_html(found: Sequence[tuple[Box, str]]) -> str:

@@ -106,7 +106,11 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     ]
     if any(box.follows for box in graph.boxes):
         told.append(FOLLOWS)
-    items = [*(graph.legend or told or _box_items(graph)), *_line_items(graph)]
+    items = [*(graph.legend or told or _box_items(graph))]
+    if graph.aliases:
+        items.append(("e al", "view: shares memory"))
+    if 0 < len(graph.updates) <= _MAX_ARCS:
+        items.append(("e up", "overwrites"))
     return items if told or len(items) > 1 else []
 
 
@@ -129,15 +133,6 @@ def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
         items.append(("o old", graph.dimmed))
     if any(box.runs > 1 for box in boxes):
         items.append(("o again", "executed again"))
-    return items
-
-
-def _line_items(graph: DrawGraph) -> list[tuple[str, str]]:
-    items = []
-    if graph.aliases:
-        items.append(("e al", "view: shares memory"))
-    if 0 < len(graph.updates) <= _MAX_ARCS:
-        items.append(("e up", "overwrites"))
     return items
 
 
@@ -278,17 +273,12 @@ def emit(
         _arcs(graph, layout),
         *_boxes(graph, layout.centres, numbered=inline, links=links),
         *(_legend_shapes(_legend_items(graph), layout.height) if legend else ()),
-        _hint(hint, height),
+        f'<text class="h" x="0" y="{height - _MARGIN - 6}">{markup(hint)}</text>'
+        if hint
+        else "",
         "</svg>",
     ]
     return "".join(parts)
-
-
-def _hint(hint: str, height: int) -> str:
-    if not hint:
-        return ""
-    y = height - _MARGIN - 6
-    return f'<text class="h" x="0" y="{y}">{markup(hint)}</text>'
 
 
 def _size(
@@ -419,19 +409,19 @@ def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
     if detail:
         lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
     if box.level is not None:
-        lines += _gauge(box.level, left + corner, top + height - 4, width - 2 * corner)
+        # A bar as long as the shade is dark, for those who see no shades.
+        length = (width - 2 * corner) * (box.level + 1) / LEVELS
+        lines += (
+            f'<rect class="u" x="{left + corner:.0f}" y="{top + height - 4:.0f}" '
+            f'width="{length:.0f}" height="2"/>'
+        )
+    node = f' data-n="{box.members[-1]}"' if box.members else ""
     return (
-        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} '
+        f'<g class="{_classes(box, shaded=shaded)}"{node}{attributes} '
         f'aria-label="{markup(", ".join(_facts(box)))}">'
         f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
         f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'
     )
-
-
-def _gauge(level: int, x: float, y: float, width: float) -> str:
-    """Return a bar as long as an overlay's shade is dark, for those who see no shades."""
-    length = width * (level + 1) / LEVELS
-    return f'<rect class="u" x="{x:.0f}" y="{y:.0f}" width="{length:.0f}" height="2"/>'
 
 
 def _classes(box: Box, *, shaded: bool) -> str:
@@ -454,12 +444,6 @@ def _classes(box: Box, *, shaded: bool) -> str:
     if box.runs > 1:
         names.append("again")
     return " ".join(names)
-
-
-def _data(box: Box) -> str:
-    if not box.members:
-        return ""
-    return f' data-n="{box.members[-1]}"'
 
 
 def _facts(box: Box) -> list[str]:

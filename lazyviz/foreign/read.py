@@ -77,19 +77,16 @@ def read(source: str | Path) -> Evidence:
         return read_profile(path)
     data = file_bytes(path, _MAX_BYTES, "Split it, or give the part that matters.")
     try:
-        return _read_bytes(path, unpacked(data, str(path)))
+        data = unpacked(data, str(path))
+        if b"\0" in data[:_PROBE] and not wide_coding(data):
+            return _binary(path, data)
+        contents = readable(data)
+        return _reader(contents)(contents)
     except HloError as error:  # it cannot be unpacked
         raise EvidenceError(str(error)) from None
     except EvidenceError as error:
         error.add_note(f"in {path}")
         raise
-
-
-def _read_bytes(path: Path, data: bytes) -> Evidence:
-    if b"\0" in data[:_PROBE] and not wide_coding(data):
-        return _binary(path, data)
-    contents = readable(data)
-    return _reader(contents)(contents)
 
 
 def main(arguments: Sequence[str], out: TextIO | None = None) -> int:

@@ -387,8 +387,38 @@ class DiffView(Displayed):
         Path(path).write_text(written, encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the difference as data of JSON's types."""
-        return as_json(self.diff)
+        """Return a diff as data of JSON's types; nodes are named as in the texts."""
+        found, a, b = self.diff, self.diff.a, self.diff.b
+        return {
+            "a": {"name": a.name, "instructions": len(a), "dead": len(a.dead)},
+            "b": {"name": b.name, "instructions": len(b), "dead": len(b.dead)},
+            "cost": found.cost,
+            "added": [b.names[y] for y in found.added],
+            "removed": [a.names[x] for x in found.removed],
+            "changed": [[a.names[x], b.names[y]] for x, y in found.changed],
+            "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in found.rewired],
+            "outputs": {
+                "added": [b.names[y] for y in found.outputs.added],
+                "removed": [a.names[x] for x in found.outputs.removed],
+            },
+            "regrouped": [[a.names[x], b.names[y]] for x, y in found.regrouped.pairs],
+            "moved_parameters": [
+                [a.names[x], b.names[y]] for x, y in found.moved_parameters
+            ],
+            "hunks": [
+                {
+                    "scope": hunk.scope,
+                    "site": hunk.site,
+                    "added": [b.names[y] for y in hunk.added],
+                    "removed": [a.names[x] for x in hunk.removed],
+                    "changed": [[a.names[x], b.names[y]] for x, y in hunk.changed],
+                    "rewired": [
+                        [a.names[r.a], b.names[r.b], r.slot] for r in hunk.rewired
+                    ],
+                }
+                for hunk in found.hunks()
+            ],
+        }
 
     @cached_property
     def explorer(self) -> DiffExplorer:
@@ -546,39 +576,6 @@ def last_two(runtime: ModuleType) -> tuple[int, int] | None:
             step = other.last_step if is_known else other.first_step
             return step, record.first_step
     return None
-
-
-def as_json(found: GraphDiff) -> dict[str, Any]:
-    """Return a diff as data of JSON's types; nodes are named as in the texts."""
-    a, b = found.a, found.b
-    return {
-        "a": {"name": a.name, "instructions": len(a), "dead": len(a.dead)},
-        "b": {"name": b.name, "instructions": len(b), "dead": len(b.dead)},
-        "cost": found.cost,
-        "added": [b.names[y] for y in found.added],
-        "removed": [a.names[x] for x in found.removed],
-        "changed": [[a.names[x], b.names[y]] for x, y in found.changed],
-        "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in found.rewired],
-        "outputs": {
-            "added": [b.names[y] for y in found.outputs.added],
-            "removed": [a.names[x] for x in found.outputs.removed],
-        },
-        "regrouped": [[a.names[x], b.names[y]] for x, y in found.regrouped.pairs],
-        "moved_parameters": [
-            [a.names[x], b.names[y]] for x, y in found.moved_parameters
-        ],
-        "hunks": [
-            {
-                "scope": hunk.scope,
-                "site": hunk.site,
-                "added": [b.names[y] for y in hunk.added],
-                "removed": [a.names[x] for x in hunk.removed],
-                "changed": [[a.names[x], b.names[y]] for x, y in hunk.changed],
-                "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in hunk.rewired],
-            }
-            for hunk in found.hunks()
-        ],
-    }
 
 
 def main(arguments: Sequence[str], out: TextIO | None = None) -> int:

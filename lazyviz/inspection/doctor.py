@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lazyviz import session
-from lazyviz.doc import Doc, Facts, Line, Points
+from lazyviz.doc import Doc, Facts, Line, Part, Points
 from lazyviz.draw import layout
 from lazyviz.render import text
 from lazyviz.version import __version__
@@ -102,28 +102,19 @@ def checks(runtime: ModuleType | None, shell: Any = None) -> list[Check]:
 def doc(found: Sequence[Check]) -> Doc:
     """Return checks, with what to do first."""
     asked = [check for check in found if check.advice]
-    rows = [(check.name, check.found) for check in found]
     total = text.plural(len(found), "check")
-    if not asked:
-        return Doc([Line(f"{total}, nothing to do."), _facts(rows)], gap="\n\n")
     faults = sum(check.kind == "fault" for check in asked)
     counts = [
         text.plural(count, noun)
         for count, noun in ((faults, "fault"), (len(asked) - faults, "hint"))
         if count
     ]
-    return Doc(
-        [
-            Line(f"{total}: {', '.join(counts)}."),
-            Points([f"{check.name}: {check.advice}" for check in asked]),
-            _facts(rows),
-        ],
-        gap="\n\n",
-    )
-
-
-def _facts(rows: Sequence[tuple[str, str]]) -> Facts:
-    return Facts(("check", "found"), rows, _WIDTH)
+    parts: list[Part] = [Line(f"{total}, nothing to do.")]
+    if asked:
+        advice = [f"{check.name}: {check.advice}" for check in asked]
+        parts = [Line(f"{total}: {', '.join(counts)}."), Points(advice)]
+    rows = [(check.name, check.found) for check in found]
+    return Doc([*parts, Facts(("check", "found"), rows, _WIDTH)], gap="\n\n")
 
 
 # ------------------------------------------------------------------------------- checks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -185,13 +184,9 @@ class Explorer(Walk["Program"]):
         }
 
     @property
-    def _details(self) -> _Details:
-        return _Details(self._subject, self._program)
-
-    @property
     def _inspection(self) -> Inspection | None:
         """The inspection that values come from; None where there are no values."""
-        return self._details.inspection
+        return self._subject.inspection if self._program.form == "ir" else None
 
     def _whole(self, program: Program) -> View[Program]:
         return View(title=_WHOLE, program=program, graph=program.drawing)
@@ -259,10 +254,10 @@ class Explorer(Walk["Program"]):
 
     def _node(self, node: int, index: int | None) -> Iterator[Reply]:
         """Tell the facts and the cost first, then the value, unless it would take long."""
-        facts = self._details.facts(node)
+        facts = self._facts(node)
         inspection = self._inspection
         if inspection is None:
-            yield panel_reply(facts + self._details.no_value(node), box=index)
+            yield panel_reply(facts + self._no_value(node), box=index)
         else:
             yield from self._valued(facts, node, index, inspection)
 
@@ -273,26 +268,22 @@ class Explorer(Walk["Program"]):
         asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
         yield panel_reply(body + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
-            yield panel_reply(body + self._details.value(node, 0, ()), box=index)
+            yield panel_reply(body + self._value(node, 0, ()), box=index)
 
     def _value_asked(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
         inspection = self._require_values()
         outputs = len(inspection.node(node).outputs)
         output = number(request, "output", outputs) if "output" in request else 0
-        body = self._details.facts(node) + self._details.value(
-            node, output, position(request)
-        )
+        body = self._facts(node) + self._value(node, output, position(request))
         yield panel_reply(body, box=self._drawn_at(node))
 
     def _input(
         self, box: Box, index: int | None, at: tuple[int, ...]
     ) -> Iterator[Reply]:
-        facts = panel.input_facts(
-            box, self._details.input_rows(box), self._details.neighbours(box)[1]
-        )
+        facts = panel.input_facts(box, self._input_rows(box), self._neighbours(box)[1])
         inspection = self._inspection
-        leaf = self._details.leaf(box)
+        leaf = self._leaf(box)
         if inspection is None or leaf is None or leaf.kind != "data":
             yield panel_reply(facts, box=index)
             return
@@ -322,7 +313,7 @@ class Explorer(Walk["Program"]):
         try:
             found = inspection.check_cone(node)
         except RuntimeError as error:
-            yield panel_reply(self._details.facts(node) + _why_not(error), box=index)
+            yield panel_reply(self._facts(node) + _why_not(error), box=index)
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
@@ -335,7 +326,7 @@ class Explorer(Walk["Program"]):
         self._chosen_overlay = "nan"
         yield self._drawn()
         yield panel_reply(
-            self._details.facts(node) + panel.checked_html(boxes, len(found)),
+            self._facts(node) + panel.checked_html(boxes, len(found)),
             box=self._drawn_at(node),
         )
 
@@ -442,6 +433,111 @@ class Explorer(Walk["Program"]):
         yield self._show(f"{label} ±{hops}", program, restrict(program.drawing, near))
         yield from self._node(node, self._drawn_at(node))
 
+    # --- what is known of a node
+
+    def _no_value(self, node: int) -> str:
+        """Say where values are, with buttons for the IR ops that a node came from."""
+        if self._subject.inspection is None:
+            return panel.note_html(self._subject.no_values)
+        ir = cast("IrProgram", self._subject.program("ir"))
+        ids = [
+            node_id
+            for origin in self._program.origins(node)
+            for node_id in ir.by_origin.get(origin, ())
+        ]
+        boxes = [ir.drawing.boxes[ir.place[node_id]] for node_id in sorted(ids)]
+        return panel.ir_html(boxes)
+
+    def _value(self, node: int, output: int, at: tuple[int, ...]) -> str:
+        """Return a result of a node with its statistics, computed if need be; it has values."""
+        inspection = cast("Inspection", self._inspection)
+        start = time.perf_counter_ns()
+        try:
+            shape = inspection.value(node, output).shape
+            look = inspection.look(node, output, at, picture_axes(shape))
+        except RuntimeError as error:  # the runtime's own, and XLA's
+            return _why_not(error)
+        took = text.duration(time.perf_counter_ns() - start)
+        outputs = inspection.node(node).outputs
+        chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
+        return panel.value_html(
+            look_view(look, formatters.facts(look), chooser, at),
+            took,
+            node,
+            [k for k, each in enumerate(outputs) if each is not None],
+            output,
+        )
+
+    def _leaf(self, box: Box) -> Any:
+        """Return the leaf of a pending graph that an input's box stands for, None if there is none."""
+        inspection = self._inspection
+        if inspection is None:
+            return None
+        leaves = inspection.graph.parameters
+        return next((p for p in leaves if text.leaf_name(p) == box.op), None)
+
+    def _input_rows(self, box: Box) -> list[tuple[str, str]]:
+        """Return what stands behind an input of a pending graph."""
+        leaf, inspection = self._leaf(box), self._inspection
+        held = inspection.holdings.get(leaf) if inspection is not None else None
+        if held is None:
+            return []
+        rows = []
+        if held.version is not None:
+            rows.append(("version", f"{held.version} of its storage"))
+        if held.origin is not None:
+            rows.append(("came from", str(held.origin).partition(": ")[2]))
+        taker = held.overwritten_by
+        if taker is not None and taker.node is not None:
+            how = (
+                "its memory is reused (donated)" if held.is_donated else "in new memory"
+            )
+            rows.append(
+                ("overwritten by", f"%{taker.node.id} {taker.node.op.name}, {how}")
+            )
+        return rows
+
+    def _facts(self, node: int) -> str:
+        """Return what is known of a node without computing anything."""
+        program = self._program
+        box = program.drawing.boxes[program.place[node]]
+        upstream, downstream = self._neighbours(box)
+        return panel.node_facts(
+            box,
+            upstream=upstream,
+            downstream=downstream,
+            rows=program.facts(node),
+            python=program.python(node),
+            inside=[name for name, _ in program.inside(node)],
+            has_values=self._inspection is not None and self._inspection.is_current,
+        )
+
+    def _neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
+        """Return what a box reads, and what reads it, with nothing folded."""
+        drawing = self._program.drawing
+        boxes = drawing.boxes
+        if box.members:
+            place = self._program.place[box.members[0]]
+        else:
+            place = next(i for i, each in enumerate(boxes) if each.op == box.op)
+        return (
+            [boxes[start] for start, end in drawing.edges if end == place],
+            [boxes[end] for start, end in drawing.edges if start == place],
+        )
+
+    def _fallbacks(self) -> list[tuple[Box, str]]:
+        """Return the inputs that the CPU computed, with the op and its line."""
+        boxes = [box for box in self._program.drawing.boxes if not box.members]
+        painted = self._program.overlay("fallback").paint(
+            DrawGraph(boxes=tuple(boxes), edges=())
+        )
+        found = []
+        for box, shade in zip(boxes, painted.boxes, strict=True):
+            if shade.note == FROM_CPU:
+                held = dict(self._input_rows(box))
+                found.append((box, held.get("came from", "")))
+        return found[:_MAX_FALLBACKS]
+
     # --- choosing
 
     def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
@@ -497,7 +593,7 @@ class Explorer(Walk["Program"]):
         if overlay == "nan":
             return panel.nan_help(is_ir=self._program.form == "ir")
         if overlay == "fallback":
-            return panel.fallbacks_html(self._details.fallbacks())
+            return panel.fallbacks_html(self._fallbacks())
         if overlay != "time" or inspection is None or not inspection.is_current:
             return ""
         is_measured = bool(cast("IrProgram", self._program).measured)
@@ -596,122 +692,6 @@ def _haystack(box: Box) -> str:
         *box.marks,
     )  # fmt: skip
     return " ".join(parts).lower()
-
-
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """A program, told node by node."""
-
-    subject: Subject
-    program: Program
-
-    @property
-    def inspection(self) -> Inspection | None:
-        """The inspection that values come from; None where there are no values."""
-        return self.subject.inspection if self.program.form == "ir" else None
-
-    def no_value(self, node: int) -> str:
-        """Say where values are, with buttons for the IR ops that a node came from."""
-        if self.subject.inspection is None:
-            return panel.note_html(self.subject.no_values)
-        ir = cast("IrProgram", self.subject.program("ir"))
-        ids = [
-            node_id
-            for origin in self.program.origins(node)
-            for node_id in ir.by_origin.get(origin, ())
-        ]
-        boxes = [ir.drawing.boxes[ir.place[node_id]] for node_id in sorted(ids)]
-        return panel.ir_html(boxes)
-
-    def value(self, node: int, output: int, at: tuple[int, ...]) -> str:
-        """Return a result of a node with its statistics, computed if need be; it has values."""
-        inspection = cast("Inspection", self.inspection)
-        start = time.perf_counter_ns()
-        try:
-            shape = inspection.value(node, output).shape
-            look = inspection.look(node, output, at, picture_axes(shape))
-        except RuntimeError as error:  # the runtime's own, and XLA's
-            return _why_not(error)
-        took = text.duration(time.perf_counter_ns() - start)
-        outputs = inspection.node(node).outputs
-        chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
-        return panel.value_html(
-            look_view(look, formatters.facts(look), chooser, at),
-            took,
-            node,
-            [k for k, each in enumerate(outputs) if each is not None],
-            output,
-        )
-
-    def leaf(self, box: Box) -> Any:
-        """Return the leaf of a pending graph that an input's box stands for, None if there is none."""
-        inspection = self.inspection
-        if inspection is None:
-            return None
-        leaves = inspection.graph.parameters
-        return next((p for p in leaves if text.leaf_name(p) == box.op), None)
-
-    def input_rows(self, box: Box) -> list[tuple[str, str]]:
-        """Return what stands behind an input of a pending graph."""
-        leaf, inspection = self.leaf(box), self.inspection
-        held = inspection.holdings.get(leaf) if inspection is not None else None
-        if held is None:
-            return []
-        rows = []
-        if held.version is not None:
-            rows.append(("version", f"{held.version} of its storage"))
-        if held.origin is not None:
-            rows.append(("came from", str(held.origin).partition(": ")[2]))
-        taker = held.overwritten_by
-        if taker is not None and taker.node is not None:
-            how = (
-                "its memory is reused (donated)" if held.is_donated else "in new memory"
-            )
-            rows.append(
-                ("overwritten by", f"%{taker.node.id} {taker.node.op.name}, {how}")
-            )
-        return rows
-
-    def facts(self, node: int) -> str:
-        """Return what is known of a node without computing anything."""
-        program = self.program
-        box = program.drawing.boxes[program.place[node]]
-        upstream, downstream = self.neighbours(box)
-        return panel.node_facts(
-            box,
-            upstream=upstream,
-            downstream=downstream,
-            rows=program.facts(node),
-            python=program.python(node),
-            inside=[name for name, _ in program.inside(node)],
-            has_values=self.inspection is not None and self.inspection.is_current,
-        )
-
-    def neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
-        """Return what a box reads, and what reads it, with nothing folded."""
-        drawing = self.program.drawing
-        boxes = drawing.boxes
-        if box.members:
-            place = self.program.place[box.members[0]]
-        else:
-            place = next(i for i, each in enumerate(boxes) if each.op == box.op)
-        return (
-            [boxes[start] for start, end in drawing.edges if end == place],
-            [boxes[end] for start, end in drawing.edges if start == place],
-        )
-
-    def fallbacks(self) -> list[tuple[Box, str]]:
-        """Return the inputs that the CPU computed, with the op and its line."""
-        boxes = [box for box in self.program.drawing.boxes if not box.members]
-        painted = self.program.overlay("fallback").paint(
-            DrawGraph(boxes=tuple(boxes), edges=())
-        )
-        found = []
-        for box, shade in zip(boxes, painted.boxes, strict=True):
-            if shade.note == FROM_CPU:
-                held = dict(self.input_rows(box))
-                found.append((box, held.get("came from", "")))
-        return found[:_MAX_FALLBACKS]
 
 
 # `lazyviz.explore` and `%lazy explore`: a program to walk through, live or as a static copy.

@@ -336,13 +336,15 @@ def drop(runtime: ModuleType, shell: Any, name: str) -> str:
 
 
 def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> str:
+    from lazyrt.tools import held_by
+
     alive = {row.id: row for row in after.rows}
     freed = [row for row in before.rows if row.id not in alive]
     held = [
         alive[row.id] for row in before.rows if row.id in alive and leads(row, name)
     ]
     count = text.plural(len(freed), "tensor")
-    nbytes = _taken(before) - _taken(after)
+    nbytes = before.nbytes + before.step_bytes - after.nbytes - after.step_bytes
     got = f"{text.size(nbytes)}, freed." if nbytes > 0 else "whose memory stays in use."
     lines = [
         f"Dropped {name}: " + (f"{count}, {got}" if freed else "nothing was freed.")
@@ -357,20 +359,13 @@ def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> st
         )
     if fewer > 0:
         lines[0] += f" The next step runs {text.plural(fewer, 'op')} fewer."
-    lines += [_still(row) for row in held[:_MAX_STILL]]
+    lines += [
+        f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
+        for row in held[:_MAX_STILL]
+    ]
     if len(held) > _MAX_STILL:
         lines.append(f"  and {len(held) - _MAX_STILL:,} more; %lazy live lists them")
     return "\n".join(lines)
-
-
-def _taken(found: LiveReport) -> int:
-    return found.nbytes + found.step_bytes
-
-
-def _still(row: LiveRow) -> str:
-    from lazyrt.tools import held_by
-
-    return f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
 
 
 def leads(row: LiveRow, name: str) -> bool:
@@ -411,7 +406,7 @@ def _drop_result(shell: Any, name: str, number: str | None) -> None:
             f"%lazy drop {name}: there is no such result. IPython keeps {have}. {_USAGE}"
         )
     kept = results[int(number)] if number else space[name]
-    if _is_nothing(kept):
+    if not is_lazy(kept) and (kept is None or kept == ""):
         raise ValueError(f"%lazy drop {name}: it holds nothing. {_USAGE}")
     spaces = (space, shell.user_ns_hidden)
     for each in [each for each, value in results.items() if value is kept]:
@@ -426,10 +421,6 @@ def _drop_result(shell: Any, name: str, number: str | None) -> None:
     last = shell.last_execution_result
     if last is not None and last.result is kept:
         last.result = None
-
-
-def _is_nothing(value: object) -> bool:
-    return not is_lazy(value) and (value is None or value == "")
 
 
 def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
@@ -477,7 +468,7 @@ class LiveTable:
             "sort": self._sort,
             "refresh": self._refresh,
             "drop": self._drop,
-            "keep": _keep,
+            "keep": lambda _request: iter((_note(""),)),
         }
         yield from answered(request, answers, "live table")
 
@@ -550,10 +541,6 @@ class LiveTable:
                 f"cell {current.cell_number} is running and may use {name}, so it was not "
                 "deleted. Click again when the cell has ended."
             )
-
-
-def _keep(_request: Mapping[str, Any]) -> Iterator[Reply]:
-    yield _note("")
 
 
 def _note(body: str) -> Reply:

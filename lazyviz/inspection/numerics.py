@@ -44,14 +44,6 @@ _TOLERANCES = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-_FLOAT8 = frozenset(
-    (
-        torch.float8_e4m3fn,
-        torch.float8_e4m3fnuz,
-        torch.float8_e5m2,
-        torch.float8_e5m2fnuz,
-    )
-)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_FUSED = 6
 _MAX_HELD = 8
@@ -101,6 +93,7 @@ class NodeDifference:
     fusion: str
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Comparison(Showable):
     """The differences of two runs of one graph, in the order in which its nodes run.
 
@@ -113,20 +106,11 @@ class Comparison(Showable):
         timelines: When each tensor takes memory, eager and lazy.
     """
 
-    def __init__(
-        self,
-        rows: tuple[NodeDifference, ...],
-        drift: int,
-        peak_bytes: tuple[int, int],
-        *,
-        cause: NodeDifference | None = None,
-        timelines: tuple[Timeline, ...] = (),
-    ) -> None:
-        self.rows = rows
-        self.drift = drift
-        self.peak_bytes = peak_bytes
-        self.cause = cause
-        self.timelines = timelines
+    rows: tuple[NodeDifference, ...]
+    drift: int
+    peak_bytes: tuple[int, int]
+    cause: NodeDifference | None = None
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def first_over(self) -> NodeDifference | None:
@@ -160,7 +144,8 @@ class Comparison(Showable):
     def doc(self) -> Doc:
         """Return the summary, the memory and a table, the first node over tolerance marked."""
         summary, *others = self._head()
-        first, fusions = self.first_over, self._fusions()
+        first = self.first_over
+        fusions = list(dict.fromkeys(row.fusion for row in self.rows if row.fusion))
         marked = self.rows.index(first) if first is not None else None
         rows = [_cells(row, first) for row in self.rows]
         title = f"ops of {text.plural(len(fusions), 'fusion')}"
@@ -182,10 +167,6 @@ class Comparison(Showable):
     def to_text(self) -> str:
         """Return the same for a terminal."""
         return self.text()
-
-    def _fusions(self) -> list[str]:
-        """Return the fusions of the table, each with the ops that it holds."""
-        return list(dict.fromkeys(row.fusion for row in self.rows if row.fusion))
 
     def _head(self) -> list[str]:
         eager, lazy = map(text.size, self.peak_bytes)
@@ -249,6 +230,10 @@ def compare(
         node: by_number[k] for k, node in enumerate(lazy.kept_nodes) if k in by_number
     }
     partners = list(zip(_results(eager), _results(lazy), strict=True))
+    lifetimes = [
+        Timeline(run.mode, run.lifetimes) for run in (eager, lazy) if run.lifetimes
+    ]
+    lifetimes += [of_hlo(run.hlo) for run in (eager, lazy) if run.hlo]
     rows = {
         partner: _difference(value, partner, eager, lazy, fusions, rtol, atol)
         for value, partner in partners
@@ -258,7 +243,7 @@ def compare(
         len(eager.drift) + len(lazy.drift),
         (eager.peak_bytes, lazy.peak_bytes),
         cause=_cause(rows),
-        timelines=_timelines(eager, lazy),
+        timelines=tuple(lifetimes),
     )
 
 
@@ -270,13 +255,6 @@ def _cause(rows: dict[Value, NodeDifference]) -> NodeDifference | None:
     under = set(lazyrt.Graph([first]).nodes)
     made = (row for v, row in rows.items() if v.node in under and row.made_ulp)
     return next(made, None)
-
-
-def _timelines(eager: NodeValues, lazy: NodeValues) -> tuple[Timeline, ...]:
-    found = [
-        Timeline(run.mode, run.lifetimes) for run in (eager, lazy) if run.lifetimes
-    ]
-    return (*found, *(of_hlo(run.hlo) for run in (eager, lazy) if run.hlo))
 
 
 def compare_modes(
@@ -323,7 +301,8 @@ def _difference(
     relative = usual[0] if rtol is None else rtol
     absolute = usual[1] if atol is None else atol
     # `isclose` knows no numbers of a byte.
-    x, y = [t.float() if t.dtype in _FLOAT8 else t for t in (lazy, eager)]
+    is_byte = value.dtype.is_floating_point and value.dtype.itemsize == 1
+    x, y = [t.float() if is_byte else t for t in (lazy, eager)]
     close = torch.isclose(x, y, relative, absolute, equal_nan=True)
     return NodeDifference(
         node_id=node.id,

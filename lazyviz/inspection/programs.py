@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
-    from lazyrt.observe.events import SourceLocation
     from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
 
@@ -147,7 +146,8 @@ class IrProgram(Program):
         held = self.inspection.holdings if self.inspection is not None else {}
         provenance = self._nodes[node].provenance
         line = provenance.library or provenance.site
-        rows = [("source", line_text(line) if line is not None else "")]
+        source = linecache.getline(line.file, line.line) if line is not None else ""
+        rows = [("source", source.strip())]
         for value in self._nodes[node].outputs:
             holding = held.get(value) if value is not None else None
             if holding is None:
@@ -335,7 +335,9 @@ class HloProgram(Program):
                 title="FLOPs, counted from types", nodes=flops, words=count_words
             )
         nbytes = self._costs.bytes()
-        return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
+        return _shares(
+            {k: max(flops[k] / FLOPS_PER_NS, nbytes[k] / BYTES_PER_NS) for k in flops}
+        )
 
     def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
         """Return what is known of the IR ops and inputs that stand behind the program's."""
@@ -363,21 +365,12 @@ class HloProgram(Program):
         )
 
 
-def line_text(line: SourceLocation) -> str:
-    """Return the source of a line as it stands in its file or cell; empty where it is gone."""
-    return linecache.getline(line.file, line.line).strip()
-
-
 def site_text(site: str) -> str:
     """Return a line of a lowered program as the IR names it: `cell 3 line 2`, `train.py:41`."""
     file, colon, line = site.rpartition(":")
     current = session.current() if colon else None
     cell = current.cell_of_file(file) if current is not None else None
     return f"cell {cell} line {line}" if cell is not None else site.rsplit("/", 1)[-1]
-
-
-def _estimated(flops: float, nbytes: float) -> float:
-    return max(flops / FLOPS_PER_NS, nbytes / BYTES_PER_NS)
 
 
 def _shares(estimates: dict[int, float]) -> Amounts:

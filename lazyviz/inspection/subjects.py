@@ -27,7 +27,7 @@ from lazyviz.inspection.programs import (
 )
 from lazyviz.render import text
 from lazyviz.shell.lazytensors import be_library, is_lazy
-from lazyviz.timing.compile_time import why_unknown
+from lazyviz.timing.compile_time import record_of_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,11 +152,7 @@ def step_number(runtime: ModuleType, name: int | str) -> int:
 
 
 def _step_target(runtime: ModuleType, step: int) -> Target:
-    record = runtime.graph_of_step(step)
-    if record is None:
-        raise HloError(
-            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
-        )
+    record = record_of_step(runtime, step)
     inspection = runtime.inspect(step) if record.graph is not None else None
     return Target(_title(runtime, step), step, inspection)
 
@@ -520,11 +516,7 @@ def graph_of_step(runtime: ModuleType, step: int) -> HloGraph:
     Raises:
         HloError: There is no such step, or its graph is no longer kept.
     """
-    record = runtime.graph_of_step(step)
-    if record is None:
-        raise HloError(
-            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
-        )
+    record = record_of_step(runtime, step)
     if record.snapshot is None:
         raise HloError(
             f"the graph of step {step} is no longer kept: too many graphs were compiled "

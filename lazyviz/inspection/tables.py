@@ -33,7 +33,7 @@ from lazyviz.render.strip import last_barrier_text, now_text
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazyviz.render.timeline_text import Span
@@ -116,15 +116,20 @@ def status(runtime: ModuleType | None, session: Session) -> Doc:
     flying = runtime.in_flight()
     way = f" · {text.plural(flying, 'execution')} under way" if flying else ""
     served = op_cache(runtime.metrics_report("dict"))
+    budget = text.size(runtime.config.keep_values_bytes)
+    kept = f"{now.kept} (keep_values={runtime.config.keep_values!r}, at most {budget})"
     rows = [
         ("now", now_text(now, str(runtime.mode())) + way),
-        ("so far", _counts(runtime.counters())),
+        (
+            "so far",
+            " · ".join(_counted(runtime.counters(), _COUNTERS)) or "nothing has run",
+        ),
         *([("op cache", served)] if served else []),
         (
             "last barrier",
             last_barrier_text(now.last_barrier) if now.last_barrier else "none so far",
         ),
-        *([("kept", kept_text(now.kept, runtime.config))] if str(now.kept) else []),
+        *([("kept", kept)] if str(now.kept) else []),
         ("settings", _settings(runtime.config)),
     ]
     return Doc([about, Facts(("what", "state"), rows)])
@@ -169,14 +174,6 @@ def collectives(found: Sequence[Any], name: str) -> Doc:
             Table(["kind", "type", "size", "devices", "at", "scope"], rows),
             *reasons,
         ]
-    )
-
-
-def kept_text(kept: Any, config: Any) -> str:
-    """Return which finished steps can be computed again, and what of the budget that takes."""
-    return (
-        f"{kept} (keep_values={config.keep_values!r}, at most "
-        f"{text.size(config.keep_values_bytes)})"
     )
 
 
@@ -439,11 +436,7 @@ def graphs(records: Sequence[Any], counters: Mapping[str, int]) -> Doc:
         if guard.text not in record.cause
     ]
     reasons.append(f"{text.plural(len(records), 'graph')}, compiled in {total}")
-    counted = [
-        text.plural(counters[key], one, many)
-        for key, one, many in _CODE_COUNTERS
-        if counters.get(key)
-    ]
+    counted = _counted(counters, _CODE_COUNTERS)
     if counted:
         reasons.append(f"torch.compile: {', '.join(counted)}")
     return Doc([graph_table(records), Points(reasons)])
@@ -490,13 +483,11 @@ def _compile_text(row: StepRow) -> str:
     return f"disk, {took}" if row.from_disk else took
 
 
-def _counts(counters: Mapping[str, int]) -> str:
-    parts = [
-        text.plural(counters[key], one, many)
-        for key, one, many in _COUNTERS
-        if counters.get(key)
-    ]
-    return " · ".join(parts) or "nothing has run"
+def _counted(
+    counters: Mapping[str, int], names: Iterable[tuple[str, str, str]]
+) -> list[str]:
+    """Return the counts that are not 0, in words."""
+    return [text.plural(counters[k], *words) for k, *words in names if counters.get(k)]
 
 
 def _notes(rows: Sequence[StepRow]) -> Iterator[str]:

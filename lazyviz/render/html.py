@@ -167,9 +167,8 @@ def breakable(words: str) -> str:
         >>> breakable("15m55.564619s"), breakable("model.head.weight")
         ('15m<wbr/>55.564619s', 'model.<wbr/>head.<wbr/>weight')
     """
-    if (
-        "/" in words
-    ):  # a path stays whole, so that a report finds the home directory in it
+    # A path stays whole, so that a report finds the home directory in it.
+    if "/" in words:
         return markup(words)
     text, end = "", 0
     for found in _LONG.finditer(words):
@@ -283,8 +282,10 @@ def page_html(
     head = (
         f'<meta name="generator" content="{markup(generator)}">\n' if generator else ""
     )
-    if is_locked:
-        head += _LOCK.format(scripts=_allowed(script))
+    if is_locked:  # exactly this script of ours may run
+        digest = b64encode(sha256(script.encode()).digest()).decode("ascii")
+        allowed = f"; script-src 'sha256-{digest}'" if script else ""
+        head += _LOCK.format(scripts=allowed)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -294,14 +295,6 @@ def page_html(
         + (f"<script>{script}</script>\n" if script else "")
         + "</body>\n</html>\n"
     )
-
-
-def _allowed(script: str) -> str:
-    """Return what lets a browser run exactly this script of ours in a locked page."""
-    if not script:
-        return ""
-    digest = b64encode(sha256(script.encode()).digest()).decode("ascii")
-    return f"; script-src 'sha256-{digest}'"
 
 
 def timeline_script() -> str:

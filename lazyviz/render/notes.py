@@ -132,18 +132,11 @@ def frame_text(frame: FrameCompiled) -> str:
     if frame.guard is not None and frame.guard.site is not None:
         why += f" (read at {frame.guard.site})"
     if frame.failed is not None:
-        return f"torch.compile leaves {what} uncompiled{why}: {_because(frame)}"
+        at = f" (at {frame.failed.site})" if frame.failed.site is not None else ""
+        return f"torch.compile leaves {what} uncompiled{why}: {frame.failed.reason}{at}"
     again = " again" if frame.guard is not None else ""
     took = f"{';' if why else ':'} {', '.join(phases(frame))}"
     return f"torch.compile compiled {what}{again}{call}{why}{took}"
-
-
-def _because(frame: FrameCompiled) -> str:
-    failed = frame.failed
-    if failed is None:
-        return ""
-    where = f" (at {failed.site})" if failed.site is not None else ""
-    return f"{failed.reason}{where}"
 
 
 def phases(*frames: FrameCompiled) -> list[str]:
@@ -264,28 +257,26 @@ class Apart:
     """Values that were read one by one, each by an execution of its own.
 
     Attributes:
-        tensors: What was read, in the user's words.
-        times: How many reads there were.
+        tensors: What each read took, in the user's words.
     """
 
     tensors: tuple[str, ...]
-    times: int
 
     def __str__(self) -> str:
         """Return how many executions reading some values took, and how to do with one.
 
         Example:
-            >>> print(Apart(tensors=("a", "b", "c", "d"), times=7))
-            7 values were read one by one: 7 executions. lazyrt.materialise(a, b, c, ...) reads \
+            >>> print(Apart(tensors=("a", "b", "c", "d")))
+            4 values were read one by one: 4 executions. lazyrt.materialise(a, b, c, ...) reads \
 them in one
-            >>> print(Apart(tensors=("[p.grad.norm() for p in ps]",) * 4, times=4))
+            >>> print(Apart(tensors=("[p.grad.norm() for p in ps]",) * 4))
             4 values were read one by one: 4 executions. lazyrt.materialise(a, b, ...) reads them in one
         """
         # A comprehension that is a cell's result is no tensor's name.
         named = (name for name in self.tensors if name and " for " not in name)
         names = [*dict.fromkeys(named)]
         shown = ", ".join([*(names or ["a", "b"])[:_MAX_READ], "..."])
-        many = f"{self.times:,}"
+        many = f"{len(self.tensors):,}"
         return (
             f"{many} values were read one by one: {many} executions. "
             f"lazyrt.materialise({shown}) reads them in one"
@@ -296,16 +287,18 @@ them in one
         """The lines that read the same values by one execution, empty for values without a name.
 
         Example:
-            >>> print(Apart(tensors=("a", "b", "c", "d"), times=4).source)
+            >>> print(Apart(tensors=("a", "b", "c", "d")).source)
             a, b, c, d = lazyrt.materialise(a, b, c, d)  # one execution; CPU tensors from here on
-            >>> print(Apart(tensors=("p.norm()",) * 7, times=7).source)
+            >>> print(Apart(tensors=("p.norm()",) * 7).source)
             values = []  # before the reads
             values.append(p.norm())  # in place of each read
             for value in lazyrt.materialise(*values):  # one execution
                 print(value.item())
         """
         names = list(dict.fromkeys(self.tensors))
-        if len(names) == self.times and all(name.isidentifier() for name in names):
+        if len(names) == len(self.tensors) and all(
+            name.isidentifier() for name in names
+        ):
             listed = ", ".join(names)
             return f"{listed} = lazyrt.materialise({listed})  # one execution; CPU tensors from here on"
         if len(names) != 1 or not names[0] or " for " in names[0]:
@@ -320,13 +313,11 @@ them in one
 
 def looked_again(repeat: events.Repeat, before: Looked | None) -> Looked:
     """Return a look whose ops the step has run since, with those before at the same tensor and place."""
-    before = before or Looked(
-        tensor=repeat.tensor,
-        site=str(repeat.site or ""),
-        nodes=0,
-        duration_ns=0,
-        times=0,
-    )
+    site = str(repeat.site or "")
+    if before is None:
+        before = Looked(
+            tensor=repeat.tensor, site=site, nodes=0, duration_ns=0, times=0
+        )
     return replace(
         before,
         nodes=before.nodes + repeat.nodes,

@@ -253,15 +253,13 @@ def strip_notes(strip: Strip) -> list[str]:
         *strip.code_breaks,
         *strip.waits,
         *map(compiled_text, strip.reasons),
-        *map(swapped_text, strip.swaps),
+        *(
+            f"from step {event.step} on the graph of {text.plural(event.nodes, 'op')} runs by its "
+            "optimised build"
+            for event in strip.swaps
+        ),
     ]
     return [one_line(str(note)) for note in notes]
-
-
-def swapped_text(event: BuildSwapped) -> str:
-    """Return from when on a graph runs by its optimised build."""
-    graph = f"the graph of {text.plural(event.nodes, 'op')}"
-    return f"from step {event.step} on {graph} runs by its optimised build"
 
 
 def urgent_notes(strip: Strip) -> list[str]:
@@ -386,7 +384,7 @@ def _details(strip: Strip) -> list[Part]:
     if notes:
         parts.append(Points(notes))
     if strip.apart is not None and strip.apart.source:
-        many = f"{strip.apart.times:,}"
+        many = f"{len(strip.apart.tensors):,}"
         lines = [Code(strip.apart.source), Drawn("", lambda: _COPY_BUTTON)]
         parts.append(Fold(f"{many} reads = {many} executions: batch them", lines))
     parts += strip.breaks
@@ -416,21 +414,18 @@ def timing_html(strip: Strip) -> str:
     total = f"&ensp;= cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
     if total and strip.own_ns:
         total += f", {text.duration(strip.own_ns)} of it listening by lazyviz"
-    device = html.muted(device_text(strip)) if strip.execute_ns else ""
+    waited = times.get("execute", 0)
+    hidden = strip.execute_ns - waited
+    device = f"device busy {text.duration(strip.execute_ns)}"
+    if not waited:
+        device += ", all of it behind the other phases"
+    elif hidden > waited // 10:
+        device += f", {text.duration(hidden)} of it behind the other phases"
+    told = html.muted(device) if strip.execute_ns else ""
     return (
         f'<div style="margin:4px 0">{html.image(bar, "the time of the cell by phase")}'
-        f"<br>{names}{total}{device}</div>"
+        f"<br>{names}{total}{told}</div>"
     )
-
-
-def device_text(strip: Strip) -> str:
-    """Return how long the device worked, and how much of it nobody waited for."""
-    waited = dict(strip.parts).get("execute", 0)
-    hidden = strip.execute_ns - waited
-    part = f"device busy {text.duration(strip.execute_ns)}"
-    if waited and hidden > waited // 10:
-        return f"{part}, {text.duration(hidden)} of it behind the other phases"
-    return part if waited else f"{part}, all of it behind the other phases"
 
 
 def bar_svg(

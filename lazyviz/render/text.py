@@ -163,7 +163,11 @@ def _module(node: Node) -> str:
 
 
 def _arguments(node: Node) -> str:
-    names = _argument_names(node)
+    """Return what an op is called with: keyword-only arguments by their names."""
+    arguments = list(getattr(node.op.schema, "arguments", ()))
+    names = [arg.name if arg.kwarg_only else "" for arg in arguments]
+    extra = len(node.args) - len(names)  # a random op has its RNG state in front
+    names = [""] * extra + names if extra >= 0 else [""] * len(node.args)
     parts = [
         f"{name}={_argument(arg)}" if name else _argument(arg)
         for name, arg in zip(names, node.args, strict=True)
@@ -172,14 +176,6 @@ def _arguments(node: Node) -> str:
     while parts and parts[-1] == "None":
         parts.pop()
     return ", ".join(parts)
-
-
-def _argument_names(node: Node) -> list[str]:
-    """Return the name of each keyword-only argument, and empty ones for the others."""
-    arguments = list(getattr(node.op.schema, "arguments", ()))
-    names = [arg.name if arg.kwarg_only else "" for arg in arguments]
-    extra = len(node.args) - len(names)  # a random op has its RNG state in front
-    return [""] * extra + names if extra >= 0 else [""] * len(node.args)
 
 
 def _argument(arg: Any) -> str:
@@ -219,7 +215,10 @@ def python_call(node: Node) -> str:
             letter, round_ = ascii_lowercase[count % 26], count // 26
             names[value] = f"{letter}{round_ or ''}"
     lines = ["import torch", ""]
-    lines += [f"{name} = {_made(value)}{_said(value)}" for value, name in names.items()]
+    for value, name in names.items():
+        made = value.node
+        said = f"  # %{made.id} {made.op.name}" if made is not None else ""
+        lines.append(f"{name} = {_made(value)}{said}")
     lines.append(f"torch.ops.{node.op.name}({_python_arguments(node, args, names)})")
     return "\n".join(lines)
 
@@ -250,12 +249,6 @@ def _made(value: Value) -> str:
     high = 2 if str(dtype) == "torch.bool" else 10
     made = f"torch.randint({high}, {shape})"
     return made if str(dtype) == "torch.int64" else f"{made}.to({dtype})"
-
-
-def _said(value: Value) -> str:
-    if value.node is None:
-        return ""
-    return f"  # %{value.node.id} {value.node.op.name}"
 
 
 def _python_arguments(node: Node, args: Any, names: dict[Value, str]) -> str:

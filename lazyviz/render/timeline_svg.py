@@ -14,7 +14,7 @@ from lazyviz.render import text
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 
@@ -102,15 +102,6 @@ def plain(kind: str) -> str:
     return "run" if kind == "run2" else kind.replace("_", " ")
 
 
-def paint(kind: str) -> str:
-    """Return the attributes that colour a mark."""
-    colour = _MARK_COLOURS[kind]
-    if kind in {"barrier", "cut"}:
-        return f'fill="{colour}"'
-    # The faint ground is what a pointer finds.
-    return f'fill="#fff" fill-opacity=".01" stroke="{colour}" stroke-width="1.6"'
-
-
 def glyph(kind: str, x: float, y: float) -> str:
     """Return the outline of a mark; the forms differ, not only the colours."""
     if kind == "barrier":
@@ -157,70 +148,54 @@ def legend_kinds(
     return list(dict.fromkeys(found))
 
 
-def legend(
-    kinds: Sequence[tuple[str, str]],
-) -> tuple[Callable[[float], list[str]], int]:
-    """Return what draws the legend at a height, and how high it is."""
-    rows: list[list[tuple[float, str, str]]] = [[]]
-    x = float(LABELS)
+def legend(kinds: Sequence[tuple[str, str]], y: float) -> tuple[list[str], int]:
+    """Return the legend from a height on, and how high it is."""
+    parts, row, x = [], 0, float(LABELS)
     for colour, name in kinds:
         width = 26 + len(name) * CHARACTER
         if x + width > WIDTH:
-            rows.append([])
-            x = float(LABELS)
-        rows[-1].append((x, colour, name))
+            row, x = row + 1, float(LABELS)
+        top = y + row * 16
+        sign, rest = name[0], name[1:].strip()
+        if name[:2].strip() == sign and not sign.isalnum():
+            parts.append(
+                f'<text x="{x:.0f}" y="{top + 10:.0f}" fill="{colour}">{sign}</text>'
+            )
+        else:
+            rest = name
+            parts.append(
+                f'<rect x="{x:.0f}" y="{top + 1:.0f}" width="9" height="9" rx="2" '
+                f'fill="{colour}"/>'
+            )
+        label = (
+            f'<text class="k" x="{x + 13:.0f}" y="{top + 10:.0f}">{markup(rest)}</text>'
+        )
+        parts.append(label)
         x += width
-
-    def draw(y: float) -> list[str]:
-        parts = []
-        for number, row in enumerate(rows):
-            top = y + number * 16
-            for x, colour, name in row:
-                sign, rest = name[0], name[1:].strip()
-                if name[:2].strip() == sign and not sign.isalnum():
-                    parts.append(
-                        f'<text x="{x:.0f}" y="{top + 10:.0f}" fill="{colour}">{sign}</text>'
-                    )
-                else:
-                    rest = name
-                    parts.append(
-                        f'<rect x="{x:.0f}" y="{top + 1:.0f}" width="9" height="9" '
-                        f'rx="2" fill="{colour}"/>'
-                    )
-                parts.append(
-                    f'<text class="k" x="{x + 13:.0f}" y="{top + 10:.0f}">'
-                    f"{markup(rest)}</text>"
-                )
-        return parts
-
-    return draw, len(rows) * 16 + 8
+    return parts, row * 16 + 24
 
 
 class _Axis:
     """Where a moment stands: cells to scale, what lies between them as a mark."""
 
     def __init__(self, cells: Sequence[CellTime]) -> None:
-        self._pieces: list[tuple[int, int, float, float]] = []
+        self.pieces: list[tuple[int, int, float, float]] = []
         total = sum(cell.end_ns - cell.start_ns for cell in cells) or 1
         room = WIDTH - LABELS - _BREAK * (len(cells) - 1)
         x = float(LABELS)
         for cell in cells:
             width = room * (cell.end_ns - cell.start_ns) / total
-            self._pieces.append((cell.start_ns, cell.end_ns, x, width))
+            self.pieces.append((cell.start_ns, cell.end_ns, x, width))
             x += width + _BREAK
         self.ns_per_px = total / room
 
     def __call__(self, ns: int) -> float:
-        for start, end, x, width in self._pieces:
+        for start, end, x, width in self.pieces:
             if ns < start:
                 return x
             if ns <= end:
                 return x + width * (ns - start) / max(end - start, 1)
-        return self._pieces[-1][2] + self._pieces[-1][3]
-
-    @property
-    def pieces(self) -> list[tuple[int, int, float, float]]:
-        return self._pieces
+        return self.pieces[-1][2] + self.pieces[-1][3]
 
 
 class _Shape(NamedTuple):
@@ -289,15 +264,23 @@ def _rows(view: TimelineView) -> tuple[list[_Row], list[Span]]:
 def _draw(view: TimelineView, grain: float) -> str:
     axis = _Axis(view.cells)
     rows, marks = _rows(view)
-    draw_legend, legend_height = legend(legend_kinds(view, rows, marks))
     floor = rows[-1].y + _height_of(rows[-1].lane) + _GAP
     floor += _MARKED * (rows[-1].lane == "step")
+    explained, legend_height = legend(legend_kinds(view, rows, marks), floor + 4)
     height = floor + legend_height
+    wall = text.duration(sum(cell.end_ns - cell.start_ns for cell in view.cells))
+    runs = text.plural(sum(span.kind == "run" for span in view.spans), "step")
+    what = view.whole or text.plural(len(view.cells), "cell")
+    summary = f"timeline of {what}, {wall}, {runs}"
+    # Where each cell stands and how long it took, for a page that zooms.
+    cells = ";".join(
+        f"{x:.3f},{w:.3f},{end - begin}" for begin, end, x, w in axis.pieces
+    )
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lzt" width="{WIDTH}" '
         f'height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
-        f'aria-label="{markup(_summary(view))}" data-left="{LABELS}" '
-        f'data-floor="{floor - 6:.0f}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
+        f'aria-label="{markup(summary)}" data-left="{LABELS}" '
+        f'data-floor="{floor - 6:.0f}" data-cells="{cells}"><style>{_STYLE}</style>'
     )
     parts = [start]
     parts += _scale(axis, round(floor) - 6)
@@ -314,16 +297,18 @@ def _draw(view: TimelineView, grain: float) -> str:
         parts.append("</g>")
         if lane == "step":
             parts += _drawn_marks(marks, axis, y + _ROW, 5.0)
-    parts += draw_legend(floor + 4)
-    parts.append("</svg>")
-    return "".join(parts)
+    return "".join([*parts, *explained, "</svg>"])
 
 
 def _ground(view: TimelineView, lane: str, axis: _Axis) -> list[_Shape]:
     """Return what stands behind the spans of a row."""
     if lane == "cell":
         return _cells(view, axis)
-    return _tracing(axis) if lane == "host" and not view.whole else []
+    if lane != "host" or view.whole:
+        return []
+    # What nothing else has claimed was tracing.
+    title = "trace: recording ops"
+    return [_Shape(x, width, "trace", "", title) for _, _, x, width in axis.pieces]
 
 
 def _packed(view: TimelineView) -> str:
@@ -357,13 +342,6 @@ def _packed(view: TimelineView) -> str:
     }
     data = zlib.compress(json.dumps(packed, separators=(",", ":")).encode())
     return base64.b64encode(data).decode()
-
-
-def _pieces_text(axis: _Axis) -> str:
-    """Return where each cell stands and how long it took, for a page that zooms."""
-    return ";".join(
-        f"{x:.3f},{width:.3f},{end - start}" for start, end, x, width in axis.pieces
-    )
 
 
 def _scale(axis: _Axis, floor: int) -> list[str]:
@@ -412,28 +390,15 @@ def _cells(view: TimelineView, axis: _Axis) -> list[_Shape]:
     return shapes
 
 
-def _tracing(axis: _Axis) -> list[_Shape]:
-    """Return the ground of the host's row: what nothing else has claimed was tracing."""
-    return [
-        _Shape(x, width, "trace", "", "trace: recording ops")
-        for _, _, x, width in axis.pieces
-    ]
-
-
 def _side_by_side(spans: Sequence[Span]) -> list[Span]:
     """Return compiles from where their lowering ended, which they enclose, so both are seen."""
     ends = [span.end_ns for span in spans if span.kind == "lower"]
-    return [
-        span._replace(
-            start_ns=max(
-                [end for end in ends if span.start_ns < end < span.end_ns],
-                default=span.start_ns,
-            )
-        )
-        if span.kind == "compile"
-        else span
-        for span in spans
-    ]
+    found = []
+    for span in spans:
+        within = [end for end in ends if span.start_ns < end < span.end_ns]
+        is_cut = span.kind == "compile" and within
+        found.append(span._replace(start_ns=max(within)) if is_cut else span)
+    return found
 
 
 def _parts(span: Span, cuts: Sequence[int]) -> list[Span]:
@@ -576,19 +541,17 @@ def _drawn_marks(
         groups.setdefault((int(axis(mark.end_ns) / grain), mark.kind), []).append(mark)
     parts = []
     for (_, kind), members in groups.items():
+        colour = _MARK_COLOURS[kind]
+        # The faint ground is what a pointer finds.
+        paint = f'fill="#fff" fill-opacity=".01" stroke="{colour}" stroke-width="1.6"'
+        if kind in {"barrier", "cut"}:
+            paint = f'fill="{colour}"'
         x = axis(members[-1].end_ns)
         title = span_title(members[-1])
         if len(members) > 1:
             title = f"{len(members):,} × here, the last: {title}"
         parts.append(
-            f'<path data-x="{x:.3f}" data-kind="{kind}" d="{glyph(kind, x, y)}" {paint(kind)}>'
+            f'<path data-x="{x:.3f}" data-kind="{kind}" d="{glyph(kind, x, y)}" {paint}>'
             f"<title>{markup(title)}</title></path>"
         )
     return parts
-
-
-def _summary(view: TimelineView) -> str:
-    wall = sum(cell.end_ns - cell.start_ns for cell in view.cells)
-    runs = sum(span.kind == "run" for span in view.spans)
-    what = view.whole or text.plural(len(view.cells), "cell")
-    return f"timeline of {what}, {text.duration(wall)}, {text.plural(runs, 'step')}"

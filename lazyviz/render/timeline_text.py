@@ -14,7 +14,7 @@ from lazyviz.draw.palette import PHASES
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 
 LANES = ("cell", "step", "host", "compile", "transfer", "device")
@@ -138,21 +138,29 @@ def timeline_tables(view: TimelineView, rows: int = _TEXT_ROWS) -> Doc:
 
 
 def _cell_table(cells: Sequence[CellTime]) -> Table:
-    names = [name for name in PHASES if any(name in cell.parts for cell in cells)]
-    header = ["cell", "time", *names, "device"]
+    names = phases_of([cell.parts for cell in cells])
     rows = [
         (
             cell.number if cell.number is not None else "",
-            text.duration(cell.end_ns - cell.start_ns),
-            *(
-                text.duration(cell.parts[name]) if name in cell.parts else ""
-                for name in names
-            ),
-            text.duration(cell.device_ns) if cell.device_ns else "",
+            *phase_row(cell.end_ns - cell.start_ns, cell.parts, cell.device_ns, names),
         )
         for cell in cells
     ]
-    return Table(header, rows)
+    return Table(["cell", "time", *names, "device"], rows)
+
+
+def phases_of(every: Collection[Mapping[str, int]]) -> list[str]:
+    """Return the phases that any of some times has, in their order."""
+    return [name for name in PHASES if any(name in parts for parts in every)]
+
+
+def phase_row(
+    wall_ns: int, parts: Mapping[str, int], device_ns: int, names: Iterable[str]
+) -> list[str]:
+    """Return a time, its phases and the device's time in words, empty where there is none."""
+    words = [text.duration(parts[name]) if name in parts else "" for name in names]
+    device = text.duration(device_ns) if device_ns else ""
+    return [text.duration(wall_ns), *words, device]
 
 
 def _breaks(spans: Sequence[Span]) -> Part | None:

@@ -98,13 +98,11 @@ def drawn_picture(
         sizes: Rows and columns of what it was made from.
         with_numbers: Whether a page's script tells the value under the pointer.
     """
-    what = "heat map"
-    pixels = None
     if planes.ndim > _PLANE:
         what = "image" if len(planes) == _COLOUR_CHANNELS else "greyscale image"
         pixels = _rgb(np.broadcast_to(planes, (_COLOUR_CHANNELS, *planes.shape[1:])))
-    if pixels is None:
-        pixels = _coloured(planes)
+    else:
+        what, pixels = "heat map", _coloured(planes)
     rows, columns = pixels.shape[:2]
     scale = max(1, _SHOWN_PIXELS // max(rows, columns))
     words = f"{what} of {sizes[0]:,} rows and {sizes[1]:,} columns"
@@ -178,13 +176,12 @@ def _png(pixels: Array) -> bytes:
     height, width = pixels.shape[:2]
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    checksum = zlib.crc32(kind + data)
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+    found = b"\x89PNG\r\n\x1a\n"
+    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(rows), b"IEND")
+    for each in chunks:
+        found += struct.pack(">I", len(each) - 4) + each
+        found += struct.pack(">I", zlib.crc32(each))
+    return found
 
 
 def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ()) -> str:
@@ -201,11 +198,7 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     pictures = []
     if summary.counts:
         pictures.append(bars_svg(summary.counts, summary.low, summary.high))
-    axes = picture_axes(summary.shape)
-    if look.picture is not None and axes:
-        sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
-        planes = look.picture.numpy()
-        pictures.append(drawn_picture(planes, sizes, with_numbers=True))
+    pictures += _picture_of(look, with_numbers=True)
     if pictures:
         parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
     parts.append(chooser)
@@ -221,6 +214,15 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     if value.numel() <= MAX_PYTHON_NUMBERS:
         parts.append(_listing(f"{title} as Python", as_python(value)))
     return "".join(parts)
+
+
+def _picture_of(look: Look, *, with_numbers: bool = False) -> list[str]:
+    shape = look.summary.shape
+    axes = picture_axes(shape)
+    if look.picture is None or not axes:
+        return []
+    sizes = shape[axes[-2]], shape[axes[-1]]
+    return [drawn_picture(look.picture.numpy(), sizes, with_numbers=with_numbers)]
 
 
 def marked(facts: str) -> str:
@@ -348,10 +350,7 @@ def _pictures(look: Look) -> str:
         # Inside an image no style of the page holds: a grey that both themes show.
         bars = bars.replace("<text ", '<text fill="#7e8a9a" font-size="10" ')
         parts.append(html.picture(bars, "histogram"))
-    axes = picture_axes(summary.shape)
-    if look.picture is not None and axes:
-        sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
-        parts.append(drawn_picture(look.picture.numpy(), sizes))
+    parts += _picture_of(look)
     return f"<div>{' '.join(parts)}</div>" if parts else ""
 
 

@@ -462,21 +462,17 @@ def exploring_of(asked: Command, expression: str) -> Doc:
     """Return what an expression names, to walk through."""
     from lazyviz.inspection import explorer
 
-    things = _explored(asked, expression)
+    things: list[Any] = []
+    if expression:
+        value = asked.thing(expression)
+        is_program = isinstance(value, (int, str, PurePath)) or any(
+            hasattr(value, name) for name in ("lower", "known_hlo", "holdings")
+        )
+        things = [value] if is_program else asked.tensors_of(expression, value)
+    else:
+        _ = asked.runtime
     with views.refused(f"%lazy {asked.name} {expression}: ", HloError):
         return explorer.explore(*things).doc()
-
-
-def _explored(asked: Command, expression: str) -> list[Any]:
-    """Return what an expression names: tensors, a step, a graph, a program."""
-    if not expression:
-        _ = asked.runtime
-        return []
-    value = asked.thing(expression)
-    is_program = isinstance(value, (int, str, PurePath)) or any(
-        hasattr(value, name) for name in ("lower", "known_hlo", "holdings")
-    )
-    return [value] if is_program else asked.tensors_of(expression, value)
 
 
 @view(

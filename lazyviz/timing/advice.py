@@ -97,7 +97,8 @@ class InputTime:
         said = (
             f"Input-bound {text.share(self.share)}: the loop at {self.at} waits "
             f"{text.duration(self.waited_ns)} for each batch, and the rest of a step takes "
-            f"{text.duration(self.rest_ns)}. {self._loads()}"
+            f"{text.duration(self.rest_ns)}. Loading a batch takes "
+            f"{text.duration(self.load_ns)} at {self.loads_at}."
         )
         workers = (
             f"torch.utils.data.DataLoader(..., num_workers={self.at_once}) loads "
@@ -113,11 +114,6 @@ class InputTime:
         if self.at_once == 1:
             return f"{said} {loader} loads while the step runs and hides it: {about} a step."
         return f"{said} {loader} loads while the step runs: {about} a step. {workers}"
-
-    def _loads(self) -> str:
-        return (
-            f"Loading a batch takes {text.duration(self.load_ns)} at {self.loads_at}."
-        )
 
 
 @dataclass(slots=True)

@@ -14,6 +14,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lazyviz.doc import Doc, Line, Note, Sentence, Table
 from lazyviz.render import text
 
@@ -85,21 +87,13 @@ def run_time(sizes: Sequence[Size]) -> Callable[[int], float]:
     known = [each for each in sizes if each.run_ns > 0]
     if not known:
         return lambda _size: 0.0
+    x, y = np.array([(each.size, each.run_ns) for each in known], float).T
     weights = [max(each.runs, 1) for each in known]
-    total = sum(weights)
-    mean_x = sum(w * each.size for w, each in zip(weights, known, strict=True)) / total
-    mean_y = (
-        sum(w * each.run_ns for w, each in zip(weights, known, strict=True)) / total
-    )
-    spread = sum(
-        w * (each.size - mean_x) ** 2 for w, each in zip(weights, known, strict=True)
-    )
-    together = sum(
-        w * (each.size - mean_x) * (each.run_ns - mean_y)
-        for w, each in zip(weights, known, strict=True)
-    )
+    mean_x, mean_y = (float(np.average(each, weights=weights)) for each in (x, y))
+    spread = np.average((x - mean_x) ** 2, weights=weights)
+    together = np.average((x - mean_x) * (y - mean_y), weights=weights)
     # A larger size is never taken to be quicker: that would be noise of few runs.
-    slope = max(together / spread, 0.0) if spread else 0.0
+    slope = max(float(together / spread), 0.0) if spread else 0.0
     return lambda size: max(mean_y + slope * (size - mean_x), 0.0)
 
 

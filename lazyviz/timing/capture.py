@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.command_line import output_file
+from lazyviz.command_line import output_file, whole_number
 from lazyviz.doc import Doc, Line
 from lazyviz.render import text
 from lazyviz.timing.profile import Profile, latest
@@ -86,7 +86,7 @@ def asked(rest: str) -> Asked:
 
 def _option(option: str, value: str) -> tuple[str, Any]:
     if option == "--steps":
-        return "steps", _positive(value)
+        return "steps", whole_number(value)
     if option == "--seconds":
         return "seconds", _seconds(value)
     if option == "--save" and value:
@@ -104,32 +104,22 @@ def profile_cell(run: Callable[[], object], options: Asked) -> Profile:
 
     profile = Profile()
     with apart(), StepWatch() as watch:
+
+        def end(until: float) -> None:
+            watch.wait(options.steps, until)
+            profile.stop(wait=False)
+
         profile.start()
         try:
             if options.steps or options.seconds:
-                seconds = options.seconds or _MAX_S
-                end = _Ending(profile, watch, options.steps, seconds)
-                threading.Thread(target=end, daemon=True).start()
+                until = time.monotonic() + (options.seconds or _MAX_S)
+                threading.Thread(target=end, args=[until], daemon=True).start()
             run()
         finally:
             profile.stop()
     if options.save is not None:
         profile.save(options.save)
     return profile
-
-
-class _Ending:
-    """Ends a profile with a step or after some time, on a thread of its own."""
-
-    def __init__(
-        self, profile: Profile, watch: Any, steps: int, seconds: float
-    ) -> None:
-        self._profile, self._watch = profile, watch
-        self._steps, self._until = steps, time.monotonic() + seconds
-
-    def __call__(self) -> None:
-        self._watch.wait(self._steps, self._until)
-        self._profile.stop(wait=False)
 
 
 def doc(profile: Profile, options: Asked | None = None) -> Doc:
@@ -242,7 +232,7 @@ def run_magic(rest: str) -> Profile | str:
         if words[:1] == ["on"]:
             return _begin_ring(_seconds(" ".join(words[1:])) if words[1:] else RING_S)
         seconds = _seconds(" ".join(words)) if words else _MAX_S
-    except ValueError as error:
+    except argparse.ArgumentTypeError as error:
         raise ValueError(f"%lazy profile {rest}: {error}. {_LINE_USAGE}.") from None
     if _rings:
         return _rings[0].last(seconds)
@@ -275,16 +265,10 @@ def _seconds(word: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= _MAX_S:
-        raise ValueError(
+        raise argparse.ArgumentTypeError(
             f"{word!r} is no number of seconds above 0 and up to {_MAX_S:,.0f}"
         )
     return found
-
-
-def _positive(word: str) -> int:
-    if not (word.isdecimal() and int(word)):
-        raise ValueError(f"{word!r} is no number of steps from 1 up")
-    return int(word)
 
 
 # --------------------------------------------------------------------- another process
@@ -447,42 +431,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("address", metavar="HOST:PORT", help="where its server listens")
     parser.add_argument(
         "--seconds",
-        type=_number,
+        type=_seconds,
         default=0.0,
         metavar="S",
         help="how long; by default 1, and 60 at most with --steps",
     )
     parser.add_argument(
         "--steps",
-        type=_count,
+        type=whole_number,
         default=0,
         metavar="N",
         help="until N whole steps are in it",
     )
     parser.add_argument(
         "--delay",
-        type=_number,
+        type=_seconds,
         default=0.0,
         metavar="S",
         help="how long the process waits first",
     )
     parser.add_argument(
         "--attempts",
-        type=_count,
+        type=whole_number,
         default=3,
         metavar="N",
         help="how often to ask; by default 3",
     )
     parser.add_argument(
         "--timeout",
-        type=_number,
+        type=_seconds,
         default=120.0,
         metavar="S",
         help="how long to wait for the answer beside the capture; by default 120",
     )
     parser.add_argument(
         "--megabytes",
-        type=_count,
+        type=whole_number,
         default=256,
         metavar="N",
         help="where it ends whatever was asked for; by default 256",
@@ -501,16 +485,3 @@ def _parser() -> argparse.ArgumentParser:
         help="return at once; a process of its own writes the file",
     )
     return parser
-
-
-def _number(word: str) -> float:
-    try:
-        return _seconds(word)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(word: str) -> int:
-    if not (word.isdecimal() and int(word)):
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 up")
-    return int(word)

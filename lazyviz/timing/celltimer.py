@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
 from lazyviz.doc import Doc, Drawn, Facts, Fold, Line, Note, Table
-from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
+from lazyviz.draw.palette import PHASE_MEANINGS
 from lazyviz.render import text
+from lazyviz.render.timeline_text import phase_row, phases_of
 from lazyviz.timing.event_queue import Pulse
 from lazyviz.timing.ledger import Ledger, Quiet
 from lazyviz.timing.tally import Tally
@@ -114,45 +115,23 @@ def doc(runs: list[Run]) -> Doc:
     That is the first line of a page, and the last one in a terminal.
     """
     verdict = Line(_verdict(runs))
-    meanings = Facts(("column", "what it is"), _meanings(runs))
+    names = phases_of([run.parts for run in runs])
+    rows = [
+        [number, *phase_row(run.wall_ns, run.parts, run.device_ns, names), run.compiles]
+        for number, run in enumerate(runs[:_MAX_ROWS], start=1)
+    ]
+    device = "how long it worked; what nobody waited for is in no other column"
+    columns = [*((name, PHASE_MEANINGS[name]) for name in names), ("device", device)]
+    meanings = Facts(("column", "what it is"), columns)
     return Doc(
         [
             Drawn("", verdict.to_html),
-            _table(runs),
+            Table(["run", "time", *names, "device", "compiles"], rows),
             *map(Note, text.more(len(runs) - _MAX_ROWS)),
             Fold("what the columns are", [meanings], in_text=True),
             Drawn(f"\n{verdict.words}", str),
         ]
     )
-
-
-def _table(runs: list[Run]) -> Table:
-    names = _phases(runs)
-    rows = [
-        [number, *_row(run, names)]
-        for number, run in enumerate(runs[:_MAX_ROWS], start=1)
-    ]
-    return Table(["run", "time", *names, "device", "compiles"], rows)
-
-
-def _phases(runs: list[Run]) -> list[str]:
-    return [name for name in PHASES if any(name in run.parts for run in runs)]
-
-
-def _meanings(runs: list[Run]) -> list[tuple[str, str]]:
-    device = "how long it worked; what nobody waited for is in no other column"
-    return [
-        *((name, PHASE_MEANINGS[name]) for name in _phases(runs)),
-        ("device", device),
-    ]
-
-
-def _row(run: Run, names: list[str]) -> list[str | int]:
-    cells: list[str | int] = [text.duration(run.wall_ns)]
-    cells += [
-        text.duration(run.parts[name]) if name in run.parts else "" for name in names
-    ]
-    return [*cells, text.duration(run.device_ns) if run.device_ns else "", run.compiles]
 
 
 def _verdict(runs: list[Run]) -> str:

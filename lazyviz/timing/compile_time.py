@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazygraph.errors import HloError
 from lazyviz.doc import Doc, Line, Note, Part, Table
 from lazyviz.render import text
 
@@ -232,9 +233,13 @@ def of_step(runtime: ModuleType, step: int | None) -> Doc:
     Raises:
         ValueError: The step ran nothing, or is too long ago.
     """
-    record = _record(runtime, step)
-    if record is None:
-        return Doc([Line("No step was compiled yet, and nothing is pending.")])
+    if step is None:
+        records = runtime.compiled_graphs()
+        if not records:
+            return Doc([Line("No step was compiled yet, and nothing is pending.")])
+        record = records[-1]
+    else:
+        record = record_of_step(runtime, step)
     if record.snapshot is None:
         raise ValueError(
             f"the ops of {record.name} are forgotten, to bound memory. Name a later step; "
@@ -250,31 +255,27 @@ def of_step(runtime: ModuleType, step: int | None) -> Doc:
     return _shares(head, ops, None if record.from_disk else record.compile_ns)
 
 
-def _record(runtime: ModuleType, step: int | None) -> Any:
-    if step is None:
-        records = runtime.compiled_graphs()
-        return records[-1] if records else None
+def record_of_step(runtime: ModuleType, step: int) -> Any:
+    """Return the record of the graph that a step ran.
+
+    Raises:
+        HloError: No graph is known of it.
+    """
     record = runtime.graph_of_step(step)
-    if record is None:
-        raise ValueError(
-            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
-        )
-    return record
-
-
-def why_unknown(runtime: ModuleType, step: int) -> str:
-    """Return why no graph is known of a step, and what to do."""
+    if record is not None:
+        return record
     latest = max((each.last_step for each in runtime.compiled_graphs()), default=None)
-    if latest is None:
-        return "no step has run yet. Run the cell that trains first."
-    if step > latest:
-        return (
-            f"the latest that ran is step {latest}. `%lazy step` lists the last steps."
-        )
-    return (
+    why = (
         "it ran nothing, or is more than a thousand steps ago. `%lazy step` lists the last "
         "steps."
     )
+    if latest is None:
+        why = "no step has run yet. Run the cell that trains first."
+    elif step > latest:
+        why = (
+            f"the latest that ran is step {latest}. `%lazy step` lists the last steps."
+        )
+    raise HloError(f"there is no graph of step {step}: {why}")
 
 
 def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> Doc:
@@ -287,24 +288,16 @@ def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> D
         )
         for node in graph.nodes
     ]
-    expected = _expected(runtime, graph, expectations)
-    if expected is None:
-        what, ns = "in memory already: nothing will be compiled", None
-    else:
-        what, ns = f"expected compile time: {expected}", expected.ns
-    head = f"pending graph · {text.plural(len(ops), 'op')} · {what}"
-    return _shares(head, ops, ns)
-
-
-def _expected(
-    runtime: ModuleType, graph: Any, expectations: Expectations
-) -> Expected | None:
     known = {record.fingerprint for record in runtime.compiled_graphs()}
     held = {e.holds for e in runtime.cached_executables() if e.in_memory}
     fingerprint = graph.fingerprint
     if fingerprint in known and f"step graph {fingerprint[:8]}" in held:
-        return None
-    return expectations.compile(fingerprint, runtime, graph.nodes)
+        what, ns = "in memory already: nothing will be compiled", None
+    else:
+        expected = expectations.compile(fingerprint, runtime, graph.nodes)
+        what, ns = f"expected compile time: {expected}", expected.ns
+    head = f"pending graph · {text.plural(len(ops), 'op')} · {what}"
+    return _shares(head, ops, ns)
 
 
 def _shares(head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None) -> Doc:

@@ -115,7 +115,7 @@ class Run:
         times: How often each ran.
         starts: When each began first.
         busy_ns: The device's time: what runs that overlap take together, in proportion.
-        launch: What it came from; None if that is not known.
+        launch: When its graph was handed to the device; None if that is not known.
         program: What ran; None if that is not known.
         is_like: Whether it was not traced, and is taken to be like a run of the same program.
     """
@@ -128,11 +128,11 @@ class Run:
     times: Counter[str] = field(default_factory=Counter)
     starts: dict[str, int] = field(default_factory=dict)
     busy_ns: float = 0.0
-    launch: Launch | None = None
+    launch: events.ExecuteStarted | None = None
     program: Program | None = None
     is_like: bool = False
 
-    def costs(self, usual: Mapping[str, float]) -> dict[Place, Sequence[float]]:
+    def costs(self, usual: Mapping[str, float]) -> _Costs:
         """Return nanoseconds, operations and bytes by place.
 
         Args:
@@ -153,17 +153,7 @@ class Run:
         return {**found}
 
 
-class Launch(NamedTuple):
-    """A graph that was handed to the device, which runs it as one or several programs."""
-
-    fingerprint: str
-    purpose: str
-    step: int
-    time_ns: int
-    programs: int = 1
-    nodes: int = 0
-
-
+_Costs = dict[Place, "Sequence[float]"]  # nanoseconds, operations and bytes
 _RunKey = tuple[int, int, int]  # device, program and number, as the trace has them
 _Key = tuple[int, int, int, str]
 _Segment = tuple[int, int, _Key]
@@ -341,13 +331,15 @@ class Program:
         if name not in self._found:
             return {Place(): 1.0}
         graph, start = self._found[name]
-        for towards in (_readers, _operands):
+        for is_forwards in (True, False):
             nodes, seen = deque([start]), {start}
             while nodes:
                 node = nodes.popleft()
                 if own := self._own_shares(graph, node):
                     return own
-                near = [k for k in towards(graph, node) if k not in seen]
+                users = dict.fromkeys(user for user, _ in graph.users[node])
+                towards = users if is_forwards else graph.operands[node]
+                near = [k for k in towards if k not in seen]
                 seen.update(near)
                 nodes.extend(near)
         return {Place(): 1.0}
@@ -429,14 +421,6 @@ class Program:
     def _vertices(self, name: str) -> list[tuple[Graph, int]]:
         names = self._split.get(name, [name])
         return [self._found[each] for each in names if each in self._found]
-
-
-def _readers(graph: Graph, node: int) -> list[int]:
-    return [k for k in range(node + 1, len(graph)) if node in graph.operands[k]]
-
-
-def _operands(graph: Graph, node: int) -> Sequence[int]:
-    return graph.operands[node]
 
 
 def _flops(graph: Graph, node: int) -> float:
@@ -635,9 +619,9 @@ class Window:
     """
 
     trace: DeviceTrace
-    launched: list[Launch] = field(default_factory=list)
+    launched: list[events.ExecuteStarted] = field(default_factory=list)
     earlier: int = 0
-    whole: set[Launch] = field(default_factory=set)
+    whole: set[events.ExecuteStarted] = field(default_factory=set)
 
 
 class TraceWindows:
@@ -677,7 +661,7 @@ class TraceWindows:
         with self._lock, self._counted():
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
-            in_flight = [launch_of(event) for event in self._in_flight]
+            in_flight = list(self._in_flight)
             self._open = Window(tools.device_trace(), in_flight, len(in_flight))
             self.windows.append(self._open)
 
@@ -735,7 +719,7 @@ class TraceWindows:
         """Take note of what was handed to the device."""
         self._in_flight.append(event)
         if self._open is not None:
-            self._open.launched.append(launch_of(event))
+            self._open.launched.append(event)
 
     def finished(self, event: events.ExecuteFinished) -> None:
         """Take note of the end of a run; runs end in the order in which they began."""
@@ -750,11 +734,8 @@ class TraceWindows:
             return
         self._in_flight.remove(launched)
         window = self._open
-        if window is None:
-            return
-        launch = launch_of(launched)
-        if launch in window.launched[window.earlier :]:
-            window.whole.add(launch)
+        if window is not None and launched in window.launched[window.earlier :]:
+            window.whole.add(launched)
             self._traced[event.fingerprint] += 1
 
     @property
@@ -771,16 +752,16 @@ class TraceWindows:
 
 def launches_of_runs(
     runs: Sequence[Run],
-    launches: Sequence[Launch],
+    launches: Sequence[events.ExecuteStarted],
     programs: Mapping[str, Sequence[Program]],
-) -> list[Launch | None]:
+) -> list[events.ExecuteStarted | None]:
     """Return which launch each run came from: the first one left that has its instructions.
 
     A launch is left until it has as many runs as it has programs.
     """
-    found: list[Launch | None] = []
+    found: list[events.ExecuteStarted | None] = []
     left = deque(launches)
-    runs_of: Counter[Launch] = Counter()
+    runs_of: Counter[events.ExecuteStarted] = Counter()
     for run in runs:
         fits = [
             k
@@ -795,26 +776,6 @@ def launches_of_runs(
             if runs_of[launch] == launch.programs:
                 del left[fits[0]]
     return found
-
-
-class _Sums:
-    """Adds up the device's time by place and step."""
-
-    def __init__(self) -> None:
-        self.by_place: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
-        self.line_runs: Counter[tuple[str, int, int | None]] = Counter()
-        self.by_step: Counter[int] = Counter()
-
-    def add(
-        self, costs: Mapping[Place, Sequence[float]], launch: Launch | None
-    ) -> None:
-        """Add what one run cost."""
-        for where, numbers in costs.items():
-            for k, number in enumerate(numbers):
-                self.by_place[where][k] += number
-        self.line_runs.update({where[:3] for where in costs})
-        if launch is not None and launch.purpose == "step":
-            self.by_step[launch.step] += round(sum(ns for ns, *_ in costs.values()))
 
 
 def _usual_times(
@@ -835,7 +796,7 @@ def _usual_times(
 
 def device_time(
     windows: Sequence[Window],
-    launches: Sequence[Launch],
+    launches: Sequence[events.ExecuteStarted],
     programs: Mapping[str, Sequence[Program]],
     end_ns: int,
 ) -> DeviceTime:
@@ -847,8 +808,9 @@ def device_time(
         programs: The builds of each program, by fingerprint.
         end_ns: When the profile ended.
     """
-    sums = _Sums()
-    known: dict[str, list[dict[Place, Sequence[float]]]] = defaultdict(list)
+    ran: list[_Costs] = []
+    by_step: Counter[int] = Counter()
+    known: dict[str, list[_Costs]] = defaultdict(list)
     whole: list[Run] = []
     left = list(launches)
     for window in windows:
@@ -868,15 +830,21 @@ def device_time(
             if launch in left:
                 left.remove(launch)
     usual = _usual_times(whole)
-    launched: dict[Launch, list[Run]] = defaultdict(list)
+    launched: dict[events.ExecuteStarted, list[Run]] = defaultdict(list)
+
+    def add(costs: _Costs, launch: events.ExecuteStarted) -> None:
+        ran.append(costs)
+        if launch.purpose == "step":
+            by_step[launch.step] += _length(costs)
+
     for each in whole:
         if each.launch is None:
-            sums.add(each.costs(usual[each.program]), None)
+            ran.append(each.costs(usual[each.program]))
         else:
             launched[each.launch].append(each)
     for launch, on_devices in launched.items():
         costs = _sum([each.costs(usual[each.program]) for each in on_devices])
-        sums.add(costs, launch)
+        add(costs, launch)
         known[launch.fingerprint].append(costs)
     means = {name: _sum(costs, 1 / len(costs)) for name, costs in known.items()}
     guessed = [launch for launch in left if launch.fingerprint in means]
@@ -886,15 +854,19 @@ def device_time(
         lengths, _like(whole, lengths, end_ns), strict=True
     ):
         took = max(each.end_ns for each in runs) - min(each.start_ns for each in runs)
-        sums.add(_sum([means[launch.fingerprint]], took / max(length, 1)), launch)
+        add(_sum([means[launch.fingerprint]], took / max(length, 1)), launch)
         like += runs
     every = sorted([*whole, *like], key=lambda each: each.start_ns)
+    by_place = _sum(ran)
     return DeviceTime(
         busy=union((each.start_ns, each.end_ns) for each in every),
         runs=every,
-        lines=_lines(sums.by_place, sums.line_runs),
-        scopes=_scopes(sums.by_place),
-        by_step=sums.by_step,
+        lines=_lines(
+            by_place,
+            Counter(at for costs in ran for at in {where[:3] for where in costs}),
+        ),
+        scopes=_scopes(by_place),
+        by_step=by_step,
         devices=_device_rows(launched.values()),
     )
 
@@ -934,13 +906,11 @@ def untraced_time(ends: Sequence[tuple[events.ExecuteFinished, int]]) -> DeviceT
     return found
 
 
-def _length(costs: Mapping[Place, Sequence[float]]) -> int:
+def _length(costs: _Costs) -> int:
     return round(sum(ns for ns, *_ in costs.values()))
 
 
-def _sum(
-    runs: Sequence[Mapping[Place, Sequence[float]]], part: float = 1.0
-) -> dict[Place, Sequence[float]]:
+def _sum(runs: Sequence[_Costs], part: float = 1.0) -> _Costs:
     """Return costs added up, times a part."""
     total: dict[Place, list[float]] = defaultdict(lambda: [0.0] * 3)
     for costs in runs:
@@ -951,14 +921,16 @@ def _sum(
 
 
 def _like(
-    traced: Iterable[Run], guessed: Sequence[tuple[Launch, int]], end_ns: int
+    traced: Iterable[Run],
+    guessed: Sequence[tuple[events.ExecuteStarted, int]],
+    end_ns: int,
 ) -> Iterator[list[Run]]:
     """Yield for each launch runs that were not traced, taken to begin once the device was free.
 
     They end before the next traced run begins, and before the profile does.
     """
     waiting = deque(sorted(traced, key=lambda each: each.start_ns))
-    by_launch: dict[Launch, list[Run]] = defaultdict(list)
+    by_launch: dict[events.ExecuteStarted, list[Run]] = defaultdict(list)
     for each in waiting:
         if each.launch is not None:
             by_launch[each.launch].append(each)
@@ -987,7 +959,7 @@ def _like(
 
 
 def _lines(
-    by_place: Mapping[Place, Sequence[float]],
+    by_place: _Costs,
     runs: Counter[tuple[str, int, int | None]],
 ) -> list[LineTime]:
     grouped: dict[tuple[str, int, int | None], list[tuple[Place, Sequence[float]]]]
@@ -1020,7 +992,7 @@ def _lines(
     return sorted(worked, key=lambda each: -each.device_ns)
 
 
-def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
+def _scopes(by_place: _Costs) -> list[ScopeTime]:
     grouped: dict[str, Counter[str]] = defaultdict(Counter)
     for where, (ns, _, _) in by_place.items():
         grouped[where.scope][where.part] += round(ns)
@@ -1035,18 +1007,6 @@ def _scopes(by_place: Mapping[Place, Sequence[float]]) -> list[ScopeTime]:
         for scope, parts in grouped.items()
     ]
     return sorted(found, key=lambda each: -each.device_ns)
-
-
-def launch_of(event: events.ExecuteStarted) -> Launch:
-    """Return the launch that an `ExecuteStarted` tells of."""
-    return Launch(
-        event.fingerprint,
-        event.purpose,
-        event.step,
-        event.time_ns,
-        event.programs,
-        event.nodes,
-    )
 
 
 # ----------------------------------------------------------------------------- roofline

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lazyrt.observe import events
@@ -61,10 +61,6 @@ _URGENT = frozenset(
 )
 
 
-def _rest() -> None:
-    """Do nothing."""
-
-
 class Pulse:
     """Samples one cell after the other.
 
@@ -74,7 +70,7 @@ class Pulse:
     """
 
     def __init__(
-        self, quiet: Callable[[Quiet], None], beat: Callable[[], None] = _rest
+        self, quiet: Callable[[Quiet], None], beat: Callable[[], None] = lambda: None
     ) -> None:
         self.lines: Counter[SourceLocation] = Counter()
         self._quiet = quiet
@@ -202,11 +198,11 @@ class Intake:
         self.timeline = Timeline(self.lock)
         self.steps = StepLog()
         self.pulse = Pulse(self.note, self.settle)
-        self._takes = _by_kind(
-            dict.fromkeys(_LEARNT_FROM, self._learn),
-            self.steps.takes,
-            self.timeline.takes,
-        )
+        learns = dict.fromkeys(_LEARNT_FROM, self._learn)
+        self._takes: defaultdict[type[Event], list[Take]] = defaultdict(list)
+        for table in (learns, self.steps.takes, self.timeline.takes):
+            for kind, take in table.items():
+                self._takes[kind].append(take)
         self.shows = False
         self._progress = progress
         self._notes: deque[tuple[Any, int, Cell | None, int]] = deque()
@@ -273,9 +269,3 @@ class Intake:
 
     def _learn(self, event: Event, _now: int, _number: int | None) -> None:
         self._progress.expectations.add(event)
-
-
-def _by_kind(*tables: dict[type[Event], Take]) -> dict[type[Event], tuple[Take, ...]]:
-    """Return who takes an event of which kind."""
-    kinds = {kind for table in tables for kind in table}
-    return {kind: tuple(t[kind] for t in tables if kind in t) for kind in kinds}

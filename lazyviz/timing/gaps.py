@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from lazyrt.observe import events
 from lazyviz.render import text
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MIN_GAP_NS = 1_000_000
 _LAST_NS = 500_000  # an op is recorded in less, and samples lie closer
-_NOWHERE = ("", 0, "")
 Interval = tuple[int, int]
 
 
@@ -98,6 +97,19 @@ def place(file: str, line: int, cell: int | None = None) -> str:
     if cell is not None:
         return f"cell {cell} line {line}"
     return f"{file.rsplit('/', 1)[-1]}:{line}"
+
+
+class _At(TypedDict):
+    file: str
+    line: int
+    cell: int | None
+
+
+def _located(at: SourceLocation | StepTime | None) -> _At:
+    """Return file, line and cell, as `place` and the rows of a profile take them."""
+    if at is None:
+        return {"file": "", "line": 0, "cell": None}
+    return {"file": at.file, "line": at.line, "cell": at.cell}
 
 
 @dataclass(slots=True)
@@ -398,7 +410,6 @@ def step_times(
             reasons[last] = event.reason or f"read from {event.source}"
         if not isinstance(event, events.BarrierFinished) or not event.executed:
             continue
-        site = event.site
         both = sum(overlap_ns(waits, *piece) for piece in within(busy, since, now))
         working = overlap_ns(busy, since, now)
         found.append(
@@ -407,9 +418,7 @@ def step_times(
                 name=(block.name or "") if block is not None else "",
                 step_num=block.step_num if block is not None else None,
                 cause=event.cause,
-                file=site.file if site is not None else "",
-                line=site.line if site is not None else 0,
-                cell=site.cell if site is not None else None,
+                **_located(event.site),
                 start_ns=since,
                 duration_ns=now - since,
                 parts=_parts(host, since, now),
@@ -480,14 +489,6 @@ class Idle:
     sentence: str = ""
 
 
-def chunks_in(host: HostTime, start: int, end: int) -> dict[str, int]:
-    """Return what the host did in a stretch, the longest chunk first."""
-    found: Counter[str] = Counter()
-    for phase, ns in _parts(host, start, end).items():
-        found[_CHUNKS[phase]] += ns
-    return dict(found.most_common())
-
-
 def idle_of(
     host: HostTime,
     busy: Sequence[Interval],
@@ -502,23 +503,22 @@ def idle_of(
         if end - start < MIN_GAP_NS:
             continue
         step = next((each for each in steps if each.end_ns >= end), None)
-        chunks = chunks_in(host, start, end)
-        phase = max(chunks, key=lambda name: chunks[name])
-        site = _site_in(host, start, end, phase)
-        at = place(site.file, site.line, site.cell) if site is not None else ""
-        if site is None and step is not None:
-            at = place(step.file, step.line, step.cell)
+        found_in: Counter[str] = Counter()
+        for phase, ns in _parts(host, start, end).items():
+            found_in[_CHUNKS[phase]] += ns
+        chunks = dict(found_in.most_common())
+        longest = next(iter(chunks))
+        where = _located(_site_in(host, start, end, longest) or step)
+        told = ", ".join(f"{name} {text.duration(ns)}" for name, ns in chunks.items())
         found.append(
             Idle(
                 start_ns=start,
                 duration_ns=end - start,
                 chunks=chunks,
                 step=step.number if step is not None else None,
-                file=site.file if site is not None else step.file if step else "",
-                line=site.line if site is not None else step.line if step else 0,
-                cell=site.cell if site is not None else step.cell if step else None,
-                sentence=f"The device is idle for {text.duration(end - start)}: "
-                f"{_chunks_text(chunks)}. {advice(phase, at, step)}",
+                **where,
+                sentence=f"The device is idle for {text.duration(end - start)}: {told}. "
+                f"{advice(longest, place(**where), step)}",
             )
         )
     return found
@@ -531,11 +531,6 @@ def _site_in(host: HostTime, start: int, end: int, chunk: str) -> SourceLocation
         if each.site is not None and _CHUNKS[each.phase] == chunk:
             weights[each.site] += min(each.end_ns, end) - max(each.start_ns, start)
     return weights.most_common(1)[0][0] if weights else None
-
-
-def _chunks_text(chunks: dict[str, int]) -> str:
-    named = [f"{name} {text.duration(ns)}" for name, ns in chunks.items() if ns]
-    return ", ".join(named)
 
 
 def advice(chunk: str, at: str, step: StepTime | None) -> str:
@@ -577,18 +572,12 @@ def gaps_of(
         length = each.end_ns - each.start_ns
         if each.phase != "python" or length < MIN_GAP_NS:
             continue
-        site = each.site
-        file, line, function = (
-            (site.file, site.line, site.function) if site is not None else _NOWHERE
-        )
         step = next((s for s in steps if s.end_ns >= each.end_ns), None)
         gap = Gap(
             start_ns=each.start_ns,
             duration_ns=length,
-            file=file,
-            line=line,
-            function=function,
-            cell=site.cell if site is not None else None,
+            **_located(each.site),
+            function=each.site.function if each.site is not None else "",
             idle_ns=length - overlap_ns(busy, each.start_ns, each.end_ns),
             step=step.number if step is not None else None,
             is_sampled=each.is_sampled,
@@ -668,9 +657,7 @@ def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
             times[site] += 1
     return [
         Wait(
-            file=site.file,
-            line=site.line,
-            cell=site.cell,
+            **_located(site),
             cause=causes.get(site, ""),
             duration_ns=ns,
             times=times[site],

@@ -51,14 +51,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
-    from lazyrt.observe.events import Event
+    from lazyrt.observe.events import Event, ExecuteStarted
     from lazyrt.tools import Node, Pause
     from lazyviz.inspection.numerics import Timeline as Lifetimes
     from lazyviz.timing.advice import InputTime, ReadTime
     from lazyviz.timing.device_time import (
         DeviceRow,
         DeviceTime,
-        Launch,
         LineTime,
         Program,
         Run,
@@ -270,7 +269,7 @@ class Profile(Displayed):
             )
         else:
             launches = [
-                device.launch_of(event)
+                event
                 for event, _, _ in self._noted
                 if type(event).__name__ == "ExecuteStarted"
             ]
@@ -432,12 +431,7 @@ class Profile(Displayed):
             "parts": self.parts,
             "duty_cycle": self.duty_cycle,
             "overlap": self.overlap,
-            "gaps": [asdict(each) for each in self.gaps],
-            "idle": [asdict(each) for each in self.idle],
-            "waits": [asdict(each) for each in self.waits],
-            "lines": [asdict(each) for each in self.lines],
-            "scopes": [asdict(each) for each in self.scopes],
-            "devices": [asdict(each) for each in self.devices],
+            **{name: [*map(asdict, getattr(self, name))] for name in _KINDS},
             "steps": [
                 {
                     **asdict(each),
@@ -447,8 +441,6 @@ class Profile(Displayed):
                 for each in self.steps
             ],
             "spans": [list(each) for each in self.spans],
-            "inputs": [asdict(each) for each in self.inputs],
-            "reads": [asdict(each) for each in self.reads],
             "advice": list(self.advice),
             "dropped": self.dropped,
         }
@@ -753,8 +745,10 @@ def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
 
 def _memory_spans(runs: Sequence[Run]) -> Iterator[Span]:
     """Yield what programs hold, by device; the most of it where they were not traced."""
+    from lazyviz.inspection.numerics import of_hlo
+
     programs = {each.program for each in runs if each.program is not None}
-    held = {program: _held(program.text) for program in programs}
+    held = {program: of_hlo(program.text) for program in programs}
     most = max((max(each.live_bytes(), default=0) for each in held.values()), default=0)
     numbers = {each.device for each in runs}
     for run in runs:
@@ -792,12 +786,6 @@ def _memory_spans(runs: Sequence[Run]) -> Iterator[Span]:
                 0,
                 taken[at] / most,
             )
-
-
-def _held(hlo: str) -> Lifetimes:
-    from lazyviz.inspection.numerics import of_hlo
-
-    return of_hlo(hlo)
 
 
 def _at_peak(lives: Lifetimes) -> str:
@@ -840,7 +828,7 @@ def _restored(kind: type[Any], data: dict[str, Any]) -> Any:
     return kind(**{k: tuple(v) if type(v) is list else v for k, v in given.items()})
 
 
-def _programs(launches: list[Launch]) -> dict[str, list[Program]]:
+def _programs(launches: list[ExecuteStarted]) -> dict[str, list[Program]]:
     """Return the builds of the programs that ran, by fingerprint."""
     import lazyrt
     from lazyrt import tools

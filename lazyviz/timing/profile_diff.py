@@ -90,33 +90,21 @@ class ProfileDiff(Displayed):
     def __init__(self, before: Profiled, after: Profiled) -> None:
         self._before, self._after = before, after
         self.pairs = tuple(_aligned(before.steps, after.steps))
-        self.changes = tuple(
-            sorted(
-                [
-                    *_changes("waits", _waits(before), _waits(after)),
-                    *_changes("device", _device(before), _device(after)),
-                ],
-                key=lambda each: -abs(each.change_ns),
-            )
-        )
+        changes = [
+            *_changes("waits", before, after),
+            *_changes("device", before, after),
+        ]
+        self.changes = tuple(sorted(changes, key=lambda each: -abs(each.change_ns)))
 
     @property
     def before_ns(self) -> float:
         """What a step took, in the middle; 0 without a step in both."""
-        return (
-            statistics.median(p.before.duration_ns for p in self.pairs)
-            if self.pairs
-            else 0
-        )
+        return statistics.median([p.before.duration_ns for p in self.pairs] or [0])
 
     @property
     def after_ns(self) -> float:
         """What a step takes, in the middle."""
-        return (
-            statistics.median(p.after.duration_ns for p in self.pairs)
-            if self.pairs
-            else 0
-        )
+        return statistics.median([p.after.duration_ns for p in self.pairs] or [0])
 
     @property
     def sentence(self) -> str:
@@ -313,33 +301,25 @@ def _key(step: StepTime) -> tuple[str, int | None]:
     return step.name, step.step_num
 
 
-def _waits(profile: Profiled) -> dict[str, float]:
-    """Return how long each line waited for each step."""
+def _changes(what: str, before: Profiled, after: Profiled) -> Iterable[Change]:
+    was, now = _for_each_step(what, before), _for_each_step(what, after)
+    for at in {**was, **now}:
+        yield Change(
+            what=what, at=at, before_ns=was.get(at, 0), after_ns=now.get(at, 0)
+        )
+
+
+def _for_each_step(what: str, profile: Profiled) -> dict[str, float]:
+    """Return how long each line waited for each step, or what it cost the device."""
     total: Counter[str] = Counter()
-    for gap in profile.gaps:
-        total[gap.at] += gap.duration_ns
-    return _for_each_step(total, profile)
-
-
-def _device(profile: Profiled) -> dict[str, float]:
-    total: Counter[str] = Counter()
-    for line in profile.lines:
-        total[line.at] += int(line.device_ns)
-    return _for_each_step(total, profile)
-
-
-def _for_each_step(total: Counter[str], profile: Profiled) -> dict[str, float]:
+    if what == "waits":
+        for gap in profile.gaps:
+            total[gap.at] += gap.duration_ns
+    else:
+        for line in profile.lines:
+            total[line.at] += line.device_ns
     steps = max(len(profile.steps), 1)
     return {at: ns / steps for at, ns in total.items()}
-
-
-def _changes(
-    what: str, before: dict[str, float], after: dict[str, float]
-) -> Iterable[Change]:
-    for at in {**before, **after}:
-        yield Change(
-            what=what, at=at, before_ns=before.get(at, 0), after_ns=after.get(at, 0)
-        )
 
 
 def _percent(before: float, after: float) -> str:

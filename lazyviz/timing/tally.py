@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,10 +71,6 @@ def printed_text(event: events.TensorPrinted) -> str:
     return f"printed{where}: {shown}; {plan}"
 
 
-def _nobody(_phase: str, _pieces: list[Piece], _site: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass(slots=True)
 class Tally:
     """Running sums over one cell's events, which are added in the order in which they came.
@@ -120,7 +116,7 @@ class Tally:
     largest: tuple[int, int] | None = None
     compiling: BusyTime = field(default_factory=BusyTime)
     ledger: Ledger = field(default_factory=lambda: Ledger(time.perf_counter_ns()))
-    told: Callable[[str, list[Piece], str], None] = _nobody
+    told: Callable[[str, list[Piece], str], None] = lambda *_: None
     reasons: dict[str, None] = field(default_factory=dict)
     new_steps: list[int] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
@@ -133,7 +129,7 @@ class Tally:
     )
     _barriers: dict[_BarrierKey, list[int]] = field(default_factory=dict)
     _repeats: dict[tuple[str, str], Looked] = field(default_factory=dict)
-    _empty: dict[tuple[str, str], int] = field(default_factory=dict)
+    _empty: Counter[tuple[str, str]] = field(default_factory=Counter)
     _left: list[Left] = field(default_factory=list)
     _looks: list[Looked] = field(default_factory=list)
     prints: list[str] = field(default_factory=list)
@@ -144,9 +140,9 @@ class Tally:
     _now: int = 0
     _thread: int = 0
     _most_apart: list[str] = field(default_factory=list)
-    _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
+    _fallbacks: Counter[tuple[str, str]] = field(default_factory=Counter)
     _frames: list[events.FrameCompiled] = field(default_factory=list)
-    _code_breaks: dict[tuple[str, str], int] = field(default_factory=dict)
+    _code_breaks: Counter[tuple[str, str]] = field(default_factory=Counter)
     _swaps: list[events.BuildSwapped] = field(default_factory=list)
 
     @property
@@ -191,7 +187,7 @@ class Tally:
         row = self._most_apart
         if len(row) < _MIN_APART:
             return None
-        return Apart(tensors=tuple(row), times=len(row))
+        return Apart(tensors=tuple(row))
 
     @property
     def redundant(self) -> tuple[Redundant, ...]:
@@ -341,8 +337,7 @@ class Tally:
             self.more_prints += 1
 
     def _fallback(self, event: events.FallbackUsed) -> None:
-        key = (event.op, str(event.site or ""))
-        self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
+        self._fallbacks[event.op, str(event.site or "")] += 1
 
     def _fell_back(self, event: events.FallbackFinished) -> None:
         self._spend("fallback", event.duration_ns, event.site)
@@ -359,8 +354,7 @@ class Tally:
         self._spend("dynamo", event.duration_ns, event.site)
 
     def _code_break(self, event: events.GraphBreakReached) -> None:
-        key = event.reason, str(event.site or "")
-        self._code_breaks[key] = self._code_breaks.get(key, 0) + 1
+        self._code_breaks[event.reason, str(event.site or "")] += 1
 
     def _step(self, _event: events.StepFinished) -> None:
         self.steps += 1
@@ -443,10 +437,6 @@ class Tally:
         if len(self._peeked) < _MAX_APART and not is_check(event.tensor):
             self._peeked.append(event.tensor)
 
-    def _end_of_peeks(self) -> None:
-        self._note_apart(self._peeked)
-        self._peeked = []
-
     def _note_apart(self, row: list[str]) -> None:
         if len(row) > len(self._most_apart):
             self._most_apart = list(row)
@@ -462,15 +452,14 @@ class Tally:
         site = str(event.site or "")
         if not event.executed:
             if event.cause == "mark_step()":
-                self._empty[event.cause, site] = (
-                    self._empty.get((event.cause, site), 0) + 1
-                )
+                self._empty[event.cause, site] += 1
             return
         self.executed_barriers += 1
         self.largest = max(self.largest or (0, 0), (event.nodes, event.step))
         self._left.clear()
         self._looks.clear()  # the barrier's repeats tell of them
-        self._end_of_peeks()
+        self._note_apart(self._peeked)
+        self._peeked = []
         if self._awaited_since is not None and event.nodes <= _SMALL_READ:
             self._read.append(event.tensor)
             self._note_apart(self._read)

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.command_line import path_of
+from lazyviz.command_line import path_of, whole_number
 from lazyviz.doc import Doc, Part, Sentence, Table
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.xplane import trace_profile
@@ -393,15 +393,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", type=Path, help="the trace")
     parser.add_argument(
         "--cells",
-        type=_positive,
+        type=whole_number,
         default=_MAX_ROWS,
         metavar="N",
         help=f"the last N cells; by default {_MAX_ROWS}",
     )
     return parser
-
-
-def _positive(word: str) -> int:
-    if not (word.isdecimal() and int(word)):
-        raise argparse.ArgumentTypeError(f"{word!r} is no number of cells from 1 up")
-    return int(word)

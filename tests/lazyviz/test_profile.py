@@ -118,10 +118,13 @@ def test_the_device_works_no_longer_than_the_profile_lasts():
 
 
 def test_a_run_that_was_not_traced_ends_before_the_next_traced_one_and_the_profile():
-    first, last = (
-        device_time.Launch("f", "step", k, at) for k, at in ((1, 50), (9, 900))
-    )
-    traced = device_time.Launch("f", "step", 5, 250)
+    first, traced, last = (
+        events.ExecuteStarted(
+            fingerprint="f", purpose="step", step=step, nodes=1, inputs=0, outputs=0,
+            donated=0, time_ns=at, dispatch_ns=0,
+        )
+        for step, at in ((1, 50), (5, 250), (9, 900))
+    )  # fmt: skip
     run = device_time.Run(0, "m", 300, 400, launch=traced)
 
     ((before,), (after,)) = device_time._like([run], [(first, 500), (last, 500)], 1_000)

@@ -102,8 +102,8 @@ def test_an_error_of_the_cell_ends_the_profile_and_is_raised(lab, capsys):
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        ("--steps", "'' is no number of steps"),
-        ("--steps 0", "'0' is no number of steps"),
+        ("--steps", "'' is no whole number from 1 up"),
+        ("--steps 0", "'0' is no whole number from 1 up"),
         ("--seconds x", "'x' is no number of seconds"),
         ("--seconds -1", "'-1' is no number of seconds"),
         ("--stp 3", "'--stp' is no option"),

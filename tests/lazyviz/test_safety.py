@@ -159,7 +159,7 @@ def strip(payload):
         parts=(("trace", 5), ("compile", 4)),
         waits=(payload,),
         looks=(Looked(tensor=payload, site=payload, nodes=1, duration_ns=2),),
-        apart=Apart(tensors=(payload,), times=5),
+        apart=Apart(tensors=(payload,) * 5),
         waiting=(payload,),
         wall_ns=9,
     )
