@@ -231,6 +231,7 @@ PAD_X = 10.0
 PAD_Y = 6.0
 _MIN_WIDTH = 44.0
 _MAX_LABEL = 30
+_MAX_STATE = 44  # room for an optimizer's class, the state's name and how many have it
 _MAX_DETAIL = 32
 _MIN_NAME = 8
 MAX_FRAME_DEPTH = 4
@@ -245,7 +246,8 @@ def label_text(box: Box) -> str:
 def _fitted(box: Box) -> str:
     """Return a label of limited length; of a path or a long name the end says most."""
     if box.kind in {"group", "parameter"}:
-        return clip_start(box.label, _MAX_LABEL)
+        is_words = box.kind == "group" and not box.path
+        return clip_start(box.label, _MAX_STATE if is_words else _MAX_LABEL)
     name, equals, op = box.label.rpartition(" = ")
     room = _MAX_LABEL - len(equals) - len(op)
     if room < _MIN_NAME:

@@ -10,7 +10,7 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazygraph import diff, parse
-from lazyviz.draw.model import MARKS
+from lazyviz.draw.model import MARKS, label_text
 from lazyviz.inspection.comparison import DiffExplorer
 from lazyviz.inspection.protocol import RequestError
 from tests.conftest import displayed
@@ -369,7 +369,7 @@ def test_a_picture_is_written_as_svg_and_for_graphviz(trained, tmp_path):
     assert "fusion" in (tmp_path / "h.svg").read_text("utf-8")
 
 
-def test_state_of_many_parameters_is_one_entry(lab):
+def test_state_of_many_parameters_is_one_entry_with_its_optimizers_class(lab):
     lab.run_cell(
         LAYERS.replace("train(4); train(5); train(5, torch.relu)", "train(4)")
         + "optimizer = torch.optim.Adam(net.parameters())\ntrain(4)",
@@ -380,12 +380,12 @@ def test_state_of_many_parameters_is_one_entry(lab):
     view = lazyviz.diff(first, second)
     text, boxes = str(view), view.explorer.shown.boxes
 
-    assert "inputs `exp_avg` of 12 parameters, " in text
-    assert "`exp_avg_sq` of 12 parameters are new" in text
+    assert "inputs Adam: `exp_avg` of 12 parameters, " in text
+    assert "Adam: `exp_avg_sq` of 12 parameters are new" in text
     assert "another order" not in text
-    assert {"+ exp_avg of 12 parameters", "+ exp_avg_sq of 12 parameters"} <= {
-        box.label for box in boxes
-    }
+    state = {f"+ Adam: {slot} of 12 parameters" for slot in ("exp_avg", "exp_avg_sq")}
+    assert state <= {label_text(box) for box in boxes}
+    assert "Adam: `exp_avg` of 12 parameters" in str(lazyviz.diff(first, second, "hlo"))
     assert not any(box.op.startswith("getitem") for box in boxes)
     state = next(k for k, box in enumerate(boxes) if "exp_avg of" in box.label)
     told = words(panel_of(ask(view.explorer, kind="select", box=state)))
