@@ -242,18 +242,7 @@ function render({ model, el }) {
     // The first of two clicks asks for little, the second for nothing: they open the box.
     if (box && e.detail !== 2) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b), brief: box.classList.contains("g") }); }
   });
-  // The value under the pointer of a heat map, whose numbers stand beside its pixels.
-  panel.addEventListener("pointermove", (e) => {
-    const map = e.target.closest("img[data-numbers]");
-    if (!map) return;
-    const bytes = Uint8Array.from(atob(map.dataset.numbers), (c) => c.charCodeAt(0));
-    const numbers = new DataView(bytes.buffer), columns = Number(map.dataset.columns), rows = bytes.length / 4 / columns;
-    const at = map.getBoundingClientRect(), part = (x, start, size, count) => Math.max(0, Math.min(count - 1, Math.floor((x - start) / size * count)));
-    const row = part(e.clientY, at.top, at.height, rows), column = part(e.clientX, at.left, at.width, columns);
-    const value = numbers.getFloat32(4 * (row * columns + column), true);
-    const about = map.dataset.exact === "1" ? "" : "about here: ";
-    map.title = `${about}[${row}, ${column}] ${Number(value.toPrecision(4))}`;
-  });
+  panel.addEventListener("pointermove", tellValue);
   // Another part of a tensor: the fields stand in a paragraph that says what they ask for.
   panel.addEventListener("change", (e) => {
     const place = e.target.closest("[data-kind]");
