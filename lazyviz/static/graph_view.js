@@ -118,6 +118,16 @@ function panAndZoom(host, chart) {
       box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
       steered = true; inside(); set();
     },
+    // Bring several boxes into view together, as large as they fit; nothing moves if they are there already.
+    frame(targets) {
+      const h = host.getBoundingClientRect(), rects = targets.map((each) => each.getBoundingClientRect());
+      if (!svg || !h.width || !rects.length || rects.every((r) => r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom)) return;
+      const b = targets.map((each) => each.getBBox()), x = Math.min(...b.map((r) => r.x)) - 10, y = Math.min(...b.map((r) => r.y)) - 10;
+      const w = Math.max(...b.map((r) => r.x + r.width)) + 10 - x, high = Math.max(...b.map((r) => r.y + r.height)) + 10 - y;
+      const k = Math.max(1, w / h.width, high / h.height);
+      box = [x + (w - h.width * k) / 2, y + (high - h.height * k) / 2, h.width * k, h.height * k];
+      steered = true; inside(); set();
+    },
     key(key) {
       const d = svg ? unit() * 60 : 0;
       const moves = { ArrowLeft: [-d, 0], ArrowRight: [d, 0], ArrowUp: [0, -d], ArrowDown: [0, d] };
@@ -220,7 +230,7 @@ function render({ model, el }) {
   };
   const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
-    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) { view.reveal(shown); if (held) shown.focus({ preventScroll: true }); } held = false; }
+    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) { if (message.seen) view.frame(message.seen.map(numbered).filter(Boolean)); else view.reveal(shown); if (held) shown.focus({ preventScroll: true }); } held = false; }
     if (message.then && latest?.brief) later = setTimeout(() => ask(message.then), DOUBLE_MS);
     if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);
