@@ -398,8 +398,8 @@ def test_state_of_many_parameters_is_one_entry_with_its_optimizers_class(lab):
 def test_a_cause_is_drawn_however_much_follows_in_its_place(lab):
     lab.run_cell(
         LAYERS.replace("train(4); train(5); train(5, torch.relu)", "")
-        + "for order in (1, -1):\n"
-        "    optimizer = torch.optim.AdamW(list(net.parameters())[::order])\n    train(4)",
+        + "for way in (False, True):\n"
+        "    optimizer = torch.optim.AdamW(net.parameters(), maximize=way)\n    train(4)",
         store_history=True,
     )
     first, second = [record.first_step for record in lazyrt.compiled_graphs()][-2:]
@@ -407,3 +407,20 @@ def test_a_cause_is_drawn_however_much_follows_in_its_place(lab):
     boxes = lazyviz.diff(first, second).explorer.shown.boxes
 
     assert any(box.is_first and "_foreach" in box.label for box in boxes)
+
+
+def test_parameters_in_another_order_are_no_line_however_an_optimizer_takes_them(lab):
+    lab.run_cell(
+        LAYERS.replace("train(4); train(5); train(5, torch.relu)", "")
+        + "for order in (1, -1):\n"
+        "    optimizer = torch.optim.AdamW(list(net.parameters())[::order])\n    train(4)",
+        store_history=True,
+    )
+    first, second = [record.first_step for record in lazyrt.compiled_graphs()][-2:]
+
+    view = lazyviz.diff(first, second)
+
+    assert first != second
+    assert view.diff.is_empty
+    assert "no difference" in str(view)
+    assert not [each for each in view.diff.dead[1] if "_foreach" in each.label.op]
