@@ -73,7 +73,7 @@ class Extension:
         shell = self._shell
         self._hook_events()
         self._undo.append(displayed.install(shell.displayhook))
-        self._undo += formatters.install(shell)
+        self._undo += formatters.install(shell, self._wake_copying)
         self._undo += magics.install(shell, self.session)
         self._undo += tracebacks.install(shell)
         # Loaded from within a cell, what that cell goes on to do is recorded too.
@@ -177,20 +177,20 @@ class Extension:
             with _logged("the drawing of a strip"):
                 data["text/html"] = strip.to_html()
         self._shell.display_pub.publish(data, metadata={})
-        if self._copying is None and (has_copy_button(strip) or strip.barriers):
-            with _logged("the buttons of strips"):
-                self._wake_copying()
+        if has_copy_button(strip) or strip.barriers:
+            self._wake_copying()
 
     def _wake_copying(self) -> None:
-        """Let the buttons of this session's strips work, from the first one on."""
-        if not displayed.has_page(self._shell):
+        """Let the buttons of strips and the heat maps of this session answer, from the first one on."""
+        if self._copying is not None or not displayed.has_page(self._shell):
             return
-        try:
-            from lazyviz.widgets import CopyLines
-        except ImportError:  # the lines can be selected
-            return
-        self._copying = CopyLines(_next_step)
-        self._undo.append(self._copying.close)
+        with _logged("the buttons of strips"), contextlib.suppress(ImportError):
+            from lazyviz.widgets import (
+                CopyLines,
+            )  # without it the lines can be selected
+
+            self._copying = CopyLines(_next_step)
+            self._undo.append(self._copying.close)
 
 
 def _next_step() -> tuple[int, str]:

@@ -32,12 +32,19 @@ _MIN_PICTURED = 16
 _EMPTY = "<Graph: nothing is pending; lazyrt.inspect(STEP).graph is that of a step>"
 
 
-def install(shell: InteractiveShell) -> list[Callable[[], None]]:
-    """Register the formatters; return the functions that undo it."""
+def install(
+    shell: InteractiveShell, pictured: Callable[[], None]
+) -> list[Callable[[], None]]:
+    """Register the formatters; return the functions that undo it.
+
+    Args:
+        shell: The shell.
+        pictured: Is called when a page shows a picture that a script answers for.
+    """
     display_formatter: Any = shell.display_formatter
     bundle = display_formatter.mimebundle_formatter
     return [
-        _register(bundle, _TENSOR, _tensor_bundle(shell)),
+        _register(bundle, _TENSOR, _tensor_bundle(shell, pictured)),
         _register(bundle, _GRAPH, lambda graph: _bundle(graph_doc(graph))),
         _register(bundle, _LIVE, lambda found: _bundle(live_doc(found))),
     ]
@@ -120,7 +127,7 @@ def _plan(runtime: Any, tensor: Any) -> tuple[str, str]:
     return " · ".join(parts), text.listing(graph, _MAX_LISTED_OPS)
 
 
-def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
+def _tensor_bundle(shell: Any, pictured: Callable[[], None]) -> Callable[[Any], Any]:
     before = _registered(shell.display_formatter.mimebundle_formatter, _TENSOR)
 
     def show(tensor: Any) -> Any:
@@ -144,7 +151,10 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
                 return {"text/plain": shown}
             if not is_page:
                 return {"text/plain": f"{shown}\n{_shards(runtime, tensor)}"}
-            return {"text/plain": shown, "text/html": _page(runtime, tensor, shown)}
+            page = _page(runtime, tensor, shown)
+            if "data-numbers" in page:
+                pictured()
+            return {"text/plain": shown, "text/html": page}
         if before is not None:
             return before(tensor)
         method = getattr(tensor, "_repr_mimebundle_", None)

@@ -146,7 +146,7 @@ class GraphView(Page):
             self.send({"kind": "state"})
         elif reply["kind"] == "panel":
             self.panel = reply["html"]
-            self.send({"kind": "panel", "box": reply["box"], "then": reply["then"]})
+            self.send({key: reply[key] for key in reply.keys() - {"html"}})
         else:
             super()._apply(reply)
 

@@ -10,6 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from lazygraph.types import short_dtype
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -31,24 +33,6 @@ BACKWARD = "(backward)"
 SAVED = "saved"  # the mark of what no variable holds: autograd saves it for backward
 _ALIKE = re.compile(r"\b(\d+)–\d+\b")  # layers that are drawn once have one class
 FROM_CPU = "from the CPU"  # the mark of what a fallback made
-
-_DTYPES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint64": "u64",
-    "uint32": "u32",
-    "uint16": "u16",
-    "uint8": "u8",
-    "bool": "bool",
-    "complex128": "c128",
-    "complex64": "c64",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +173,13 @@ def _moved(
 
 
 def type_text(shape: Iterable[int], dtype: object) -> str:
-    """Return a type as XLA spells it.
+    """Return a type as the IR spells it.
 
     Example:
         >>> type_text((8, 10), "torch.float32")
         'f32[8,10]'
     """
-    name = str(dtype).rsplit(".", 1)[-1]
-    return f"{_DTYPES.get(name, name)}[{','.join(map(str, shape))}]"
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
 
 
 def short_name(op: str) -> str:
@@ -231,6 +214,7 @@ PAD_X = 10.0
 PAD_Y = 6.0
 _MIN_WIDTH = 44.0
 _MAX_LABEL = 30
+_MAX_STATE = 44  # room for an optimizer's class, the state's name and how many have it
 _MAX_DETAIL = 32
 _MIN_NAME = 8
 MAX_FRAME_DEPTH = 4
@@ -244,7 +228,8 @@ def label_text(box: Box) -> str:
     name, equals, op = box.label.rpartition(" = ")
     room = _MAX_LABEL - len(equals) - len(op)
     if box.kind in {"group", "parameter"}:
-        label = clip_start(box.label, _MAX_LABEL)
+        is_words = box.kind == "group" and not box.path
+        label = clip_start(box.label, _MAX_STATE if is_words else _MAX_LABEL)
     elif room < _MIN_NAME:
         label = clip(box.label, _MAX_LABEL)
     else:

@@ -346,7 +346,7 @@ class Forms:
                 cast("HloProgram", each).graph.with_sites(site_text) for each in made
             ]
             for graph, ir in zip(graphs, self._graphs, strict=True):
-                graph.name = ir.name
+                graph.name, graph.optimizer = ir.name, ir.optimizer
         self.chosen = form
         return graph_diff(*graphs)
 

@@ -365,13 +365,13 @@ class Explorer(Walk["Program"]):
             yield from self._alone(request)
             return
         wanted = set(box.members)
-        first = next(
+        opened = [
             k for k, each in enumerate(self._shown.boxes) if wanted & set(each.members)
-        )
+        ]
         title = path_text(box.path) or box.label
         level = len(view.opened) - 1
         body = panel.opened_panel(title, self._ops_in(box), level)
-        yield panel_reply(body, box=first)
+        yield panel_reply(body, box=opened[0], seen=opened)
 
     def _close(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Fold again what was opened in place, the latest unless a level is named."""

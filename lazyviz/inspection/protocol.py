@@ -86,15 +86,19 @@ def hello() -> Reply:
     return {"kind": "ready", "concurrent": concurrent}
 
 
-def panel_reply(body: str, box: int | None, then: Reply | None = None) -> Reply:
+def panel_reply(
+    body: str, box: int | None, then: Reply | None = None, seen: Sequence[int] = ()
+) -> Reply:
     """Return what fills a page's panel, as HTML, and which drawn box it is about.
 
     Args:
         body: The HTML.
         box: Position of the box; None if it is about none.
         then: What the page asks next, unless its reader does something else at once.
+        seen: Positions of boxes that the page brings into view together.
     """
-    return {"kind": "panel", "html": body, "box": box, "then": then}
+    reply = {"kind": "panel", "html": body, "box": box, "then": then}
+    return reply | {"seen": [*seen]} if seen else reply
 
 
 def number(request: Mapping[str, Any], name: str, count: int) -> int:

@@ -87,6 +87,8 @@ class Target:
         name = self.name if self.step is not None else ""
         found = from_ir(self.inspection.graph, name, names)
         found.saved = saved_outputs(self.inspection.graph.roots, self.inspection)
+        if self.step is not None:
+            found.optimizer = runtime.graph_of_step(self.step).key.optimizer
         return found
 
 

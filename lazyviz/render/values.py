@@ -88,15 +88,14 @@ def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
     return (count - 2, count - 1) if min(shape[-2:]) >= _MIN_SIDE else ()
 
 
-def drawn_picture(
-    planes: Array, sizes: tuple[int, int], *, with_numbers: bool = False
-) -> str:
+def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
     """Return planes of numbers as a picture: one as a heat map, channels as an image.
+
+    A heat map has its numbers, so that a page's script can tell the value under the pointer.
 
     Args:
         planes: Rows and columns, or channels, rows and columns; small.
         sizes: Rows and columns of what it was made from.
-        with_numbers: Whether a page's script tells the value under the pointer.
     """
     if planes.ndim > _PLANE:
         what = "image" if len(planes) == _COLOUR_CHANNELS else "greyscale image"
@@ -109,11 +108,10 @@ def drawn_picture(
     shown = _image(pixels, words, columns * scale, rows * scale)
     if planes.ndim > _PLANE:
         return shown
-    if with_numbers:
-        numbers = b64encode(planes.astype("<f4").tobytes()).decode()
-        data = f'data-numbers="{numbers}" data-columns="{columns}"'
-        is_exact = int(planes.shape == tuple(sizes))
-        shown = shown.replace("<img ", f'<img {data} data-exact="{is_exact}" ', 1)
+    numbers = b64encode(planes.astype("<f4").tobytes()).decode()
+    data = f'data-numbers="{numbers}" data-columns="{columns}"'
+    is_exact = int(planes.shape == tuple(sizes))
+    shown = shown.replace("<img ", f'<img {data} data-exact="{is_exact}" ', 1)
     return f"<div>{shown}{_scale(planes)}</div>"
 
 
@@ -198,7 +196,7 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     pictures = []
     if summary.counts:
         pictures.append(bars_svg(summary.counts, summary.low, summary.high))
-    pictures += _picture_of(look, with_numbers=True)
+    pictures += _picture_of(look)
     if pictures:
         parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
     parts.append(chooser)
@@ -216,13 +214,13 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     return "".join(parts)
 
 
-def _picture_of(look: Look, *, with_numbers: bool = False) -> list[str]:
+def _picture_of(look: Look) -> list[str]:
     shape = look.summary.shape
     axes = picture_axes(shape)
     if look.picture is None or not axes:
         return []
     sizes = shape[axes[-2]], shape[axes[-1]]
-    return [drawn_picture(look.picture.numpy(), sizes, with_numbers=with_numbers)]
+    return [drawn_picture(look.picture.numpy(), sizes)]
 
 
 def marked(facts: str) -> str:

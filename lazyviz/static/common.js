@@ -31,6 +31,19 @@ function safe(markup, type = "text/html") {
   return isHtml ? [...parsed.body.childNodes] : [parsed.documentElement].filter(Boolean).map((each) => document.importNode(each, true));
 }
 
+// The value under the pointer of a heat map, whose numbers stand beside its pixels.
+function tellValue(e) {
+  const map = e.target.closest?.("img[data-numbers]");
+  if (!map) return;
+  const bytes = Uint8Array.from(atob(map.dataset.numbers), (c) => c.charCodeAt(0));
+  const numbers = new DataView(bytes.buffer), columns = Number(map.dataset.columns), rows = bytes.length / 4 / columns;
+  const at = map.getBoundingClientRect(), part = (x, start, size, count) => Math.max(0, Math.min(count - 1, Math.floor((x - start) / size * count)));
+  const row = part(e.clientY, at.top, at.height, rows), column = part(e.clientX, at.left, at.width, columns);
+  const value = numbers.getFloat32(4 * (row * columns + column), true);
+  const about = map.dataset.exact === "1" ? "" : "about here: ";
+  map.title = `${about}[${row}, ${column}] ${Number(value.toPrecision(4))}`;
+}
+
 // A front end's own keys stay out of a view, where `r` would make a raw cell of the view's. Of some keys it asks what has the
 // focus alone, not what is around that.
 function keepKeys(root) {

@@ -1,5 +1,6 @@
 // The page of lazyviz.widgets.copy_lines: one for a session, shown nowhere. It wakes the buttons in
-// static strips that copy the lines beside them; without it they stay hidden. To a strip that is unfolded it
+// static strips that copy the lines beside them; without it they stay hidden. Heat maps of results tell the value under the
+// pointer. To a strip that is unfolded it
 // adds a button that profiles the next step, whichever cell runs it.
 
 const WORDS = { ready: "Copy these lines", done: "Copied: paste them into a cell", failed: "Select the lines and copy them" };
@@ -75,8 +76,10 @@ function initialize({ model }) {
   const end = captures(model);
   document.addEventListener("click", press, true);
   document.addEventListener("keydown", key, true);
+  document.addEventListener("pointermove", tellValue);
   return () => {
     document.removeEventListener("click", press, true); document.removeEventListener("keydown", key, true);
+    document.removeEventListener("pointermove", tellValue);
     style.remove(); spoken.remove(); end();
   };
 }

@@ -118,6 +118,16 @@ function panAndZoom(host, chart) {
       box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
       steered = true; inside(); set();
     },
+    // Bring several boxes into view together, as large as they fit; nothing moves if they are there already.
+    frame(targets) {
+      const h = host.getBoundingClientRect(), rects = targets.map((each) => each.getBoundingClientRect());
+      if (!svg || !h.width || !rects.length || rects.every((r) => r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom)) return;
+      const b = targets.map((each) => each.getBBox()), x = Math.min(...b.map((r) => r.x)) - 10, y = Math.min(...b.map((r) => r.y)) - 10;
+      const w = Math.max(...b.map((r) => r.x + r.width)) + 10 - x, high = Math.max(...b.map((r) => r.y + r.height)) + 10 - y;
+      const k = Math.max(1, w / h.width, high / h.height);
+      box = [x + (w - h.width * k) / 2, y + (high - h.height * k) / 2, h.width * k, h.height * k];
+      steered = true; inside(); set();
+    },
     key(key) {
       const d = svg ? unit() * 60 : 0;
       const moves = { ArrowLeft: [-d, 0], ArrowRight: [d, 0], ArrowUp: [0, -d], ArrowDown: [0, d] };
@@ -220,7 +230,7 @@ function render({ model, el }) {
   };
   const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
-    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) { view.reveal(shown); if (held) shown.focus({ preventScroll: true }); } held = false; }
+    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) { if (message.seen) view.frame(message.seen.map(numbered).filter(Boolean)); else view.reveal(shown); if (held) shown.focus({ preventScroll: true }); } held = false; }
     if (message.then && latest?.brief) later = setTimeout(() => ask(message.then), DOUBLE_MS);
     if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);
@@ -242,18 +252,7 @@ function render({ model, el }) {
     // The first of two clicks asks for little, the second for nothing: they open the box.
     if (box && e.detail !== 2) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b), brief: box.classList.contains("g") }); }
   });
-  // The value under the pointer of a heat map, whose numbers stand beside its pixels.
-  panel.addEventListener("pointermove", (e) => {
-    const map = e.target.closest("img[data-numbers]");
-    if (!map) return;
-    const bytes = Uint8Array.from(atob(map.dataset.numbers), (c) => c.charCodeAt(0));
-    const numbers = new DataView(bytes.buffer), columns = Number(map.dataset.columns), rows = bytes.length / 4 / columns;
-    const at = map.getBoundingClientRect(), part = (x, start, size, count) => Math.max(0, Math.min(count - 1, Math.floor((x - start) / size * count)));
-    const row = part(e.clientY, at.top, at.height, rows), column = part(e.clientX, at.left, at.width, columns);
-    const value = numbers.getFloat32(4 * (row * columns + column), true);
-    const about = map.dataset.exact === "1" ? "" : "about here: ";
-    map.title = `${about}[${row}, ${column}] ${Number(value.toPrecision(4))}`;
-  });
+  panel.addEventListener("pointermove", tellValue);
   // Another part of a tensor: the fields stand in a paragraph that says what they ask for.
   panel.addEventListener("change", (e) => {
     const place = e.target.closest("[data-kind]");

@@ -166,9 +166,12 @@ class Graph:
         source: What the graph was made from, for views that look deeper: a parsed module.
         part: Name of the computation of `source` that it is; empty where that has none.
         saved: Positions in `outputs` of what autograd alone held, for a backward to come.
+        optimizer: The class whose state the parameters have, such as `AdamW`; empty where it is
+            unknown, or several classes update parameters.
     """
 
     saved: frozenset[int] = frozenset()
+    optimizer: str = ""
 
     def __init__(
         self,

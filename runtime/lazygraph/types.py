@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _BLANK = re.compile(r"\s+")
+_LONG = re.compile(r"^(bf|f|u|i|c)[a-z]+(?=\d)")
 
 
 def without_layout(type_text: str) -> str:
@@ -24,6 +26,24 @@ def without_layout(type_text: str) -> str:
     if "/*" in plain:
         plain = re.sub(r"/\*[^*]*\*/", "", plain)
     return _BLANK.sub(" ", plain).replace("( ", "(")
+
+
+@lru_cache(maxsize=256)
+def short_dtype(dtype: object) -> str:
+    """Return torch's name of a dtype as the IR spells it.
+
+    Example:
+        >>> short_dtype("torch.int64"), short_dtype("bool"), short_dtype("torch.float8_e5m2")
+        ('i64', 'bool', 'f8e5m2')
+    """
+    name = str(dtype).rpartition(".")[2]
+    short = _LONG.sub(r"\1", name)
+    return name if short == name else short.replace("_", "")
+
+
+def tensor_type(value: Any) -> str:
+    """Return the type of what has a shape and a dtype of torch: `f32[2,3]`."""
+    return f"{short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
 
 
 def split_types(type_text: str) -> list[str]:
@@ -192,7 +212,7 @@ def _elements(sizes: str) -> int:
 
 
 def _bits(dtype: str) -> int:
-    if dtype == "pred":
+    if dtype in {"pred", "bool"}:
         return 8
     if dtype in {"token", "opaque"}:
         return 0

@@ -168,3 +168,14 @@ def test_drawings_that_the_runtime_dumps_are_compared_with_all_arguments(tmp_pat
     with pytest.raises(HloSyntaxError, match="has no line `return") as caught:
         parse(texts[0].rpartition("\n// ")[0])
     assert caught.value.line > texts[0].count("\n") - 3
+
+
+def test_a_type_is_spelled_as_in_the_program_whatever_its_graph_was_read_from():
+    x = torch.arange(6).to("lazyrt")
+    y = (x + 1) > 2
+    graph = lazyrt.pending_graph(y)
+
+    made = from_ir(graph), parse(graph.to_text())
+
+    assert [each.types[each.outputs[0]] for each in made] == ["bool[6]"] * 2
+    assert [each.types[each.inputs[0]] for each in made] == ["i64[6]"] * 2

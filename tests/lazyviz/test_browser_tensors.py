@@ -86,6 +86,12 @@ def test_a_tensor_shows_statistics_first_and_folds_its_values(page):
     picture = output.locator("details").nth(1)
     picture.locator("summary").click()
     assert picture.locator("img").first.evaluate("image => image.naturalWidth") > 40
+    heat = picture.locator("img[data-numbers]").first
+    heat.hover(position={"x": 1, "y": 1})
+    page.wait_for_function(
+        "() => /^about here: .0, 0. -?[0-9.]+/.test("
+        "document.querySelector('img[data-numbers]').title)"
+    )
     plan = output.locator("details").nth(2)
     plan.locator("summary").click()
     assert "aten.sin.default" in plan.locator("pre").inner_text()

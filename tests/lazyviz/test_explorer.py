@@ -175,6 +175,8 @@ def test_a_folded_box_opens_where_it_stands_and_folds_again(network):
     everything = sorted(node for each in boxes for node in each.members)
     assert everything == sorted(explorer._program.place)
     assert set(box.members) & set(boxes[told["box"]].members)
+    seen = [node for k in told["seen"] for node in boxes[k].members]
+    assert set(seen) == set(box.members)  # all of it is brought into view
     assert 'data-kind="close" data-level="0"' in told["html"]
     reachable = {end for _, end in explorer.shown.edges}
     assert reachable >= {k for k, each in enumerate(boxes) if k and each.members}

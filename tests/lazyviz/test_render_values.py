@@ -50,7 +50,7 @@ def test_negative_is_blue_zero_white_positive_orange():
 def test_a_heat_map_has_its_scale_and_its_numbers():
     plane = np.array([[-1.0, 0.0], [0.5, math.inf]])
 
-    shown = drawn_picture(plane, plane.shape, with_numbers=True)
+    shown = drawn_picture(plane, plane.shape)
 
     scale = pixels(shown.partition("<img")[2].partition("<img")[2])
     assert re.findall(r">(-?[\d.]+) <img|> (-?[\d.]+), not", shown) == [

@@ -91,7 +91,8 @@ def _name(graph: Graph, node: int) -> str:
 def state_of(graph: Graph, nodes: Iterable[int]) -> dict[str, list[int]]:
     """Return inputs or outputs by what they are to parameters, such as "`exp_avg` of {} parameters".
 
-    One that is nothing to a parameter stands alone, under its number.
+    State has its optimizer's class, where that is known: "AdamW: `exp_avg` of {} parameters". One
+    that is nothing to a parameter stands alone, under its number.
     """
     inputs = (node for node in range(len(graph)) if graph.ops[node] == PARAMETER)
     names = {_name(graph, node) for node in inputs}
@@ -107,7 +108,8 @@ def state_of(graph: Graph, nodes: Iterable[int]) -> dict[str, list[int]]:
         if graph.attrs[node] in _NUMBERS and graph.ops[node] == PARAMETER:
             key = "{} numbers"
         elif owner in with_state:
-            key = f"`{slot}` of {{}} parameters"
+            whose = f"{graph.optimizer}: " if graph.optimizer and slot != "grad" else ""
+            key = f"{whose}`{slot}` of {{}} parameters"
         else:
             key = "{} parameters" if name in with_state else f"{node}"
         alike.setdefault(key, []).append(node)

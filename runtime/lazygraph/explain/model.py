@@ -104,6 +104,12 @@ class StepKey:
     optimizers: tuple[OptimizerNote, ...] = ()
     buckets: BucketNote | None = None
 
+    @property
+    def optimizer(self) -> str:
+        """The class of the step's optimizers; empty where there is none or several."""
+        classes = {note.name for note in self.optimizers}
+        return classes.pop() if len(classes) == 1 else ""
+
 
 class Record(Protocol):
     """A compiled graph, with its snapshot until that is dropped to bound memory."""

@@ -28,7 +28,8 @@ def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] |
     """Return the graph that explains a new one best, and how similar it is; None if none is.
 
     All are considered: by operations and types first, then by the lines where they begin and
-    end, and the inputs that have names. Of equals it is the one that ran last.
+    end, and the inputs that have names. Of equals it is the one that has fewest operations which
+    the new one lacks: work that joined a step takes nothing from it. Then it is the one that ran last.
     Few are compared type by type: the others' operations alone say that they rank behind.
 
     Args:
@@ -68,7 +69,7 @@ def _best(
         for age, (ops, other) in enumerate(others)
     ]
     bounds.sort(key=lambda item: item[:2], reverse=True)
-    best: tuple[float, int, str] = (-1.0, -1, "")
+    best: tuple[float, int, int, str] = (-1.0, 0, -1, "")
     found = others[0][1]
     for bound, _, other in bounds:
         if bound + _TENTH < best[0]:
@@ -80,8 +81,10 @@ def _best(
             + _boundary_similarity(record, other)
             + _input_similarity(record, other)
         )
-        if (score, other.last_step, other.name) > best:
-            best, found = (score, other.last_step, other.name), other
+        lacked = (other.ops - record.ops).total()
+        rank = (score, -lacked, other.last_step, other.name)
+        if rank > best:
+            best, found = rank, other
     return found
 
 
@@ -107,11 +110,21 @@ def _similarity(one: Counter[Any], other: Counter[Any]) -> float:
 
 def _boundary_similarity(one: Record, other: Record) -> float:
     ends = not differs(one.key.ended_by, other.key.ended_by)
-    begins = not differs(one.key.began_after, other.key.began_after) or (
-        position(one.lines[0]) == position(other.lines[0]) is not None
+    begins = (
+        not differs(one.key.began_after, other.key.began_after)
+        or position(one.lines[0]) == position(other.lines[0]) is not None
+        or _joined(one, other)
     )
     sort = _sort(one.key.ended_by[0]) == _sort(other.key.ended_by[0])
     return _TENTH * (ends + sort + begins)
+
+
+def _joined(one: Record, other: Record) -> bool:
+    """Return whether a graph has all that another one has, and before it work of other lines."""
+    first, snapshot = position(other.lines[0]), one.snapshot
+    if first is None or snapshot is None or other.ops - one.ops:
+        return False
+    return any(position(vertex.site) == first for vertex in snapshot.vertices)
 
 
 def _sort(ended_by: str) -> str:

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin, gc_paused
+from lazygraph.types import tensor_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DTYPES = {
-    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
-    "int64": "s64", "int32": "s32", "int16": "s16", "int8": "s8",
-    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
-    "bool": "pred", "complex128": "c128", "complex64": "c64",
-}  # fmt: skip
 LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 # Results of an op with several are nodes of their own.
 GETITEM = "getitem"
@@ -64,7 +59,7 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
         if len(types) == 1:
             return whole[vertex]
         if reference not in results:
-            kind = builder.label(GETITEM, xla_type(types[index]), f"index={index}")
+            kind = builder.label(GETITEM, types[index], f"index={index}")
             made = builder.add(
                 kind,
                 [whole[vertex]],
@@ -79,7 +74,7 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
         if vertex.op in LEAF_PREFIXES and not vertex.attrs:
             position = counts[vertex.op] = counts.get(vertex.op, -1) + 1
             held = snapshot.leaf_names.get(number)
-            kind = builder.label(PARAMETER, xla_type(vertex.types[0]), vertex.op)
+            kind = builder.label(PARAMETER, vertex.types[0], vertex.op)
             holder = held.text if held is not None else ""
             added = builder.add(
                 kind,
@@ -89,7 +84,7 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
                 holder=holder,
             )
         else:
-            types = [xla_type(each) for each in vertex.types]
+            types = vertex.types
             shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
             attrs = ", ".join(vertex.attrs).replace("·", "%")
             origin = Origin(
@@ -117,31 +112,11 @@ def _scope(module: str, *, is_backward: bool) -> str:
     return f"{module} (backward)" if module else "(backward)"
 
 
-def xla_type(text: str) -> str:
-    """Return a type of the runtime's texts as XLA spells it.
-
-    Example:
-        >>> xla_type("i64[2]"), xla_type("bool[]"), xla_type("f32[2]")
-        ('s64[2]', 'pred[]', 'f32[2]')
-    """
-    dtype, bracket, sizes = text.partition("[")
-    if dtype == "bool":
-        dtype = "pred"
-    elif dtype[:1] == "i" and dtype[1:].isdecimal():
-        dtype = f"s{dtype[1:]}"
-    return f"{dtype}{bracket}{sizes}"
-
-
 def _origin(provenance: Any) -> Origin:
     if provenance is None:
         return Origin()
     scope = _scope(provenance.module, is_backward=provenance.backward is not None)
     return Origin(scope, str(provenance.site or ""))
-
-
-def _type(value: Any) -> str:
-    dtype = str(value.dtype).rpartition(".")[2]
-    return f"{_DTYPES.get(dtype, dtype)}[{','.join(map(str, value.shape))}]"
 
 
 class _Known(NamedTuple):
@@ -238,14 +213,14 @@ class _IrReader:
         return found
 
     def _leaf(self, leaf: Any) -> int:
-        kind = self._builder.label(PARAMETER, _type(leaf), leaf.kind)
+        kind = self._builder.label(PARAMETER, tensor_type(leaf), leaf.kind)
         name = f"%{LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
         self._builder.ancestor_keys.append(self._builder.labels[kind])
         return self._builder.add(kind, name=name, number=leaf.position)
 
     def _result(self, value: Any) -> int:
         node = value.node
-        kind = self._builder.label(GETITEM, _type(value), f"index={value.index}")
+        kind = self._builder.label(GETITEM, tensor_type(value), f"index={value.index}")
         name = f"%{node.id}.{value.index}"
         self._builder.ancestor_keys.append((node.digest, value.index))
         return self._builder.add(
@@ -253,7 +228,7 @@ class _IrReader:
         )
 
     def _label(self, node: Any) -> int:
-        types = ["none" if v is None else _type(v) for v in node.outputs]
+        types = ["none" if v is None else tensor_type(v) for v in node.outputs]
         shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
         return self._builder.label(node.op.name, shown, _arguments(node.args))
 
@@ -346,7 +321,7 @@ class _TextReader:
 
     def _add_leaf(self, found: re.Match[str]) -> None:
         prefix, position, type_text, held = found.groups()
-        kind = self.builder.label(PARAMETER, xla_type(type_text), _KINDS[prefix])
+        kind = self.builder.label(PARAMETER, type_text, _KINDS[prefix])
         name = f"{prefix}{position}"
         self._ids[name] = self.builder.add(
             kind,
@@ -357,7 +332,7 @@ class _TextReader:
 
     def _add_node(self, found: re.Match[str], operands: list[int]) -> None:
         name, op, args, shown, where = found.groups()
-        types = [xla_type(each) for each in re.findall(_TYPE, shown)]
+        types = re.findall(_TYPE, shown)
         origin = _written_origin(where or "")
         whole = types[0] if len(types) == 1 else f"({', '.join(types)})"
         kind = self.builder.label(op, whole, _VALUE.sub("%", args))

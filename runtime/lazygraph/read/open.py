@@ -249,7 +249,9 @@ def graph_of(thing: Any) -> Graph:
     if hasattr(type(thing), "__lazygraph__"):
         return cast("Graph", thing.__lazygraph__())
     if getattr(thing, "snapshot", None) is not None:  # a record of a compiled graph
-        return from_snapshot(thing.snapshot, getattr(thing, "name", ""))
+        found = from_snapshot(thing.snapshot, getattr(thing, "name", ""))
+        found.optimizer = getattr(getattr(thing, "key", None), "optimizer", "")
+        return found
     if hasattr(thing, "vertices") and hasattr(thing, "roots"):
         return from_snapshot(thing)
     if hasattr(thing, "nodes") and hasattr(thing, "roots"):

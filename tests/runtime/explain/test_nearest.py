@@ -66,6 +66,7 @@ def test_the_nearest_is_that_of_a_search_of_all(seed):
             alike[other]
             + search._boundary_similarity(new, other)
             + search._input_similarity(new, other),
+            -(other.ops - new.ops).total(),
             other.last_step,
         )
         for other in others
@@ -117,6 +118,17 @@ def test_lines_do_not_make_up_for_operations():
 
     assert found is not None
     assert found[0] is like
+
+
+def test_the_graph_that_other_work_joined_comes_before_one_that_has_an_op_more():
+    ops = {(f"op{n}", ("f32[2]",)): 1 for n in range(40)}
+    program, changed = record(1, ops), record(2, ops | {("tanh", ("f32[2]",)): 1})
+    new = record(3, ops | {("cos", ("f32[2]",)): 2})
+
+    found = search.nearest(new, [program, changed])
+
+    assert found is not None
+    assert found[0] is program
 
 
 def test_of_equals_it_is_the_one_that_ran_last():
