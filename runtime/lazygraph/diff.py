@@ -240,7 +240,9 @@ def _hunk(
     ]
     changed = tuple((x, y) for x, y in pairs if found.a.label(x) != found.b.label(y))
     slots = tuple(rewire for _, y in pairs for rewire in rewired.get(y, ()))
-    scope, site = _where(found, region)
+    origins = [_origin(found, edit) for edit in region]
+    scope = _main_scope([origin.scope for origin in origins if origin.scope])
+    site = next((origin.site for origin in origins if origin.site), "")
     return Hunk(
         added,
         removed,
@@ -251,13 +253,6 @@ def _hunk(
         follows,
         _signature(found, added, removed, changed, slots),
     )
-
-
-def _where(found: GraphDiff, region: Sequence[_Node]) -> tuple[str, str]:
-    origins = [_origin(found, edit) for edit in region]
-    scope = _main_scope([origin.scope for origin in origins if origin.scope])
-    site = next((origin.site for origin in origins if origin.site), "")
-    return scope, site
 
 
 def _main_scope(scopes: Sequence[str]) -> str:

@@ -211,7 +211,7 @@ class ValueTrace(Readable):
         lines += [f"{'  ' * hop.depth}→ {hop.text}" for hop in shown]
         if len(self.hops) > _MAX_SHOWN:
             lines.append(f"  ... and {len(self.hops) - _MAX_SHOWN:,} more")
-        if self._ends_nowhere():
+        if not any(hop.kind in {"consumer", "output"} for hop in self.hops):
             where = " in this excerpt" if self.is_excerpt else ""
             lines.append(f"no consumer{where}")
         if self.waste is not None:
@@ -223,10 +223,6 @@ class ValueTrace(Readable):
                     "  (matched by position where the excerpt does not show them)"
                 )
         return "\n".join(lines)
-
-    def _ends_nowhere(self) -> bool:
-        ends = [hop for hop in self.hops if hop.kind in {"consumer", "output"}]
-        return not ends
 
 
 _MAX_DEPTH = 2_000
@@ -400,7 +396,7 @@ class _Tracer:
 
     def trace(self, name: str) -> ValueTrace:
         computation, position = self.find(name)
-        row = self._row(computation, position)
+        row = computation.instructions[position]
         hops = tuple(self._forward((computation.name, position, ())))
         collectives = dict.fromkeys(
             hop.name for hop in hops if hop.kind == "collective"
@@ -446,9 +442,6 @@ class _Tracer:
             f"there is no instruction %{name} in {self._module.name}.{hint} Names stand "
             "before the `=` of a line."
         )
-
-    def _row(self, computation: Computation, position: int) -> Instruction:
-        return computation.instructions[position]
 
     def _users_of(
         self, computation: Computation, position: int

@@ -268,12 +268,9 @@ def _place_functions(
         symbol = next((s for s in places if name.startswith(f"{s}__")), name)
         if symbol in places:
             label, file, line = places[symbol]
-            _place(function, ir.Location.name(label, _line(file, line)))
+            where = ir.Location.file(file, line, 0) if file else None
+            _place(function, ir.Location.name(label, where))
     return found
-
-
-def _line(file: str, line: int) -> Any:
-    return ir.Location.file(file, line, 0) if file else None
 
 
 def _place(function: Any, place: Any) -> None:

@@ -139,7 +139,8 @@ def readable(text: str | bytes) -> str:
         'HloModule m\n}'
     """
     if isinstance(text, bytes):
-        text = _decoded(text)
+        # Some editors save two bytes for each character.
+        text = text.decode(wide_coding(text) or "utf-8", "replace")
     text = text.removeprefix("\ufeff")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -168,11 +169,6 @@ def undrawn(text: str) -> str:
         for line in text.split("\n")
     ]
     return "\n".join(lines) if any(lines) else text
-
-
-def _decoded(data: bytes) -> str:
-    """Return a file's text; some editors save it in two bytes for each character."""
-    return data.decode(wide_coding(data) or "utf-8", "replace")
 
 
 def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:

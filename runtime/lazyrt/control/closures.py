@@ -291,7 +291,7 @@ def wait_for_closures(timeout_s: float | None = None) -> bool:
             0 up.
     """
     timeout_s = seconds(timeout_s, "wait_for_closures()")
-    if _is_own_thread():
+    if _thread is not None and threading.get_ident() == _thread.ident:
         raise UsageError(
             f"wait_for_closures() was called in {_running}, which would wait for itself: "
             "asynchronous closures run one after the other, on one thread. Call it where the "
@@ -301,10 +301,6 @@ def wait_for_closures(timeout_s: float | None = None) -> bool:
         done = _changed.wait_for(lambda: not _waiting and _running is None, timeout_s)
     raise_failure()
     return done
-
-
-def _is_own_thread() -> bool:
-    return _thread is not None and threading.get_ident() == _thread.ident
 
 
 def _start() -> None:

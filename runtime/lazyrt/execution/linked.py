@@ -78,7 +78,9 @@ def parts_of(graph: Canonical) -> list[Part]:
     with the results of ops, and each program takes as long as `_PROGRAM` of them more.
     """
     units = _units(graph)
-    if len({unit.layer for unit in units}) < _MIN_LAYERS or not _is_plain(graph):
+    # All results must be computed, or be device data.
+    is_plain = all(root.node or root in graph.data for root in graph.roots)
+    if len({unit.layer for unit in units}) < _MIN_LAYERS or not is_plain:
         return []
     while True:
         runs = _schedule(units)
@@ -98,11 +100,6 @@ def parts_of(graph: Canonical) -> list[Part]:
     different = {part.key: part.graph for part in parts}
     separate = sum(_PROGRAM + _size(each.nodes) for each in different.values())
     return parts if separate < _PROGRAM + _size(graph.nodes) else []
-
-
-def _is_plain(graph: Canonical) -> bool:
-    """Return whether all results are computed, or are device data."""
-    return all(root.node or root in graph.data for root in graph.roots)
 
 
 def _size(nodes: Iterable[Node]) -> int:

@@ -79,6 +79,8 @@ _MAX_HOLDERS = 8
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _SEQUENCES = (list, tuple, deque)
 _KEYS = (str, bytes, int, float, bool, complex)
+# They can hold no tensor, or are not worth a walk.
+_PLAIN = (str, bytes, int, float, complex, type, types.ModuleType, types.NoneType)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # IPython's results: they hold tensors, and are the last place to look.
 _RESULTS = ("Out", "_oh")
@@ -152,7 +154,9 @@ class Walk:
         """Queue a namespace's variables, private ones and IPython's results last."""
         self._namespaces += 1
         for name, thing in namespace.items():
-            if (name.startswith("__") and name.strip("_")) or _is_twin(name, namespace):
+            # IPython's `_oh` is an object that `Out` is a better name of.
+            is_twin = name == "_oh" and namespace.get("Out") is thing
+            if (name.startswith("__") and name.strip("_")) or is_twin:
                 continue
             if (
                 holder == "variable"
@@ -241,7 +245,8 @@ class Walk:
         if type(thing) in _TENSORS:
             self._visit_tensor(name, thing)
             return
-        if _is_plain(thing) or id(thing) in self._seen or depth >= _MAX_DEPTH:
+        is_known = id(thing) in self._seen or depth >= _MAX_DEPTH
+        if is_known or isinstance(thing, _PLAIN):
             return
         self._seen.add(id(thing))
         if isinstance(thing, torch.optim.Optimizer):
@@ -326,18 +331,6 @@ def _attributes(thing: Any) -> list[Any]:
     if issubclass(type(thing), (type, torch.Tensor)) or is_installed(type(thing)):
         return []
     return list(_own(thing).values())[:_MAX_ITEMS]
-
-
-def _is_twin(name: str, namespace: Mapping[str, Any]) -> bool:
-    """Return whether a name of IPython's stands for an object that a better name has, too."""
-    return name == "_oh" and namespace.get("Out") is namespace[name]
-
-
-def _is_plain(thing: Any) -> bool:
-    """Return whether a thing can hold no tensor, or is not worth a walk."""
-    return thing is None or isinstance(
-        thing, (str, bytes, int, float, complex, type, types.ModuleType)
-    )
 
 
 def _children(name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
