@@ -161,7 +161,8 @@ def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
         OutOfMemoryError: There is no room for a copy.
     """
     for position in _read(positions):
-        copy = _copy_of(position)
+        with memory.explained("a copy of what was shown"):
+            copy = jax_compat.copy(pending.inputs[position])
         pending.inputs[position] = copy
         owner = pending.owners[position]()
         if owner is not None:
@@ -181,11 +182,6 @@ def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
             pending.inputs[place] = copy
         groups.append(buffers)
     share(filter(None, groups))
-
-
-def _copy_of(position: int) -> Any:
-    with memory.explained("a copy of what was shown"):
-        return jax_compat.copy(pending.inputs[position])
 
 
 def _read(positions: Sequence[int]) -> list[int]:
