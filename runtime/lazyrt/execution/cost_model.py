@@ -114,8 +114,7 @@ def moving_ns(name: str, nbytes: int) -> float:
 
 def is_dense(node: Node) -> bool:
     """Return whether a node multiplies matrices or the like: its products count, not its bytes."""
-    name = short_name(node.op.name)
-    return name in DENSE
+    return short_name(node.op.name) in DENSE
 
 
 def compile_weight(name: str) -> float:

@@ -494,10 +494,10 @@ def check_layout(tensor: torch.Tensor) -> None:
         DeviceError: It is sparse, quantised or of mkldnn's layout.
     """
     if tensor.is_quantized:
-        _refuse("quantised", ".to()")
+        raise _layout_error(".to()", "quantised")
     if tensor.layout is not torch.strided:
         kind = "mkldnn" if tensor.is_mkldnn else "sparse"
-        _refuse(kind, ".to()")
+        raise _layout_error(".to()", kind)
 
 
 def check_index(device: torch.device | None) -> None:
@@ -516,7 +516,7 @@ def check_index(device: torch.device | None) -> None:
 def layout_makers() -> dict[str, Callable[..., NoReturn]]:
     """Return the refusing kernel of each op that would make such a tensor, by op name."""
     return {
-        name: functools.partial(_refuse, kind, f"aten.{name}")
+        name: _refusing(kind, f"aten.{name}")
         for kind, names in _LAYOUT_MAKERS.items()
         for name in names
         if find_overload(name) is not None
@@ -528,13 +528,22 @@ def register_layouts() -> list[torch.library.Library]:
     libraries = []
     for key, kind in _LAYOUT_KEYS.items():
         library = torch.library.Library("_", "IMPL")
-        library.fallback(functools.partial(_refuse, kind), key)
+        library.fallback(_refusing(kind), key)
         libraries.append(library)
     return libraries
 
 
-def _refuse(kind: str, op: object, *_args: object, **_kwargs: object) -> NoReturn:
-    raise DeviceError(
+def _refusing(kind: str, name: str = "") -> Callable[..., NoReturn]:
+    """Return the kernel of an op of a name, or the fallback, which gets the op in front."""
+
+    def kernel(*args: Any, **_kwargs: Any) -> NoReturn:
+        raise _layout_error(name or str(args[0]), kind)
+
+    return kernel
+
+
+def _layout_error(op: str, kind: str) -> DeviceError:
+    return DeviceError(
         f"{op} was called for a {kind} tensor on {DEVICE_TYPE}. The device computes with "
         f"dense arrays and has no {kind} ones. {_ADVICE[kind]}"
     )
