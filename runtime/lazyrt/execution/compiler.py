@@ -548,11 +548,6 @@ def compile_uncounted(
     )
 
 
-def clear_memory() -> None:
-    """Forget the executables in memory; those on disk stay."""
-    drop_oldest(0)
-
-
 def _compile_by_interpretation(
     graph: Canonical,
     donated: Donated,

@@ -61,17 +61,13 @@ class reading(Closing):  # noqa: N801 - used like a function, in `with`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _empty_frames(traceback)
+        # Our own functions that an exception has ended forget their variables.
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename.startswith(_OWN_ROOT):
+                with contextlib.suppress(RuntimeError):  # the one that reads goes on
+                    traceback.tb_frame.clear()
+            traceback = traceback.tb_next
         self.close()
-
-
-def _empty_frames(traceback: TracebackType | None) -> None:
-    """Let our own functions that an exception has ended forget their variables."""
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename.startswith(_OWN_ROOT):
-            with contextlib.suppress(RuntimeError):  # the one that reads goes on
-                traceback.tb_frame.clear()
-        traceback = traceback.tb_next
 
 
 def being_read() -> frozenset[int]:

@@ -77,7 +77,11 @@ def parts_of(graph: Canonical) -> list[Part]:
     There are none where compiling them takes as long as compiling the whole: XLA's time grows
     with the results of ops, and each program takes as long as `_PROGRAM` of them more.
     """
-    units = _units(graph)
+    # Ops on lists are in pieces of one layer each.
+    owners = _owners(graph)
+    units: list[_Unit] = []
+    for node in graph.nodes:
+        units += _split(node, owners, len(units))
     # All results must be computed, or be device data.
     is_plain = all(root.node or root in graph.data for root in graph.roots)
     if len({unit.layer for unit in units}) < _MIN_LAYERS or not is_plain:
@@ -130,15 +134,6 @@ def _layer_of(origin: Provenance) -> _Layer | None:
     if at is None:
         return None
     return ".".join(names[:at]), int(names[at]), origin.backward is not None
-
-
-def _units(graph: Canonical) -> list[_Unit]:
-    """Return a graph's nodes with their layers; ops on lists, in pieces of one layer each."""
-    owners = _owners(graph)
-    units: list[_Unit] = []
-    for node in graph.nodes:
-        units += _split(node, owners, len(units))
-    return units
 
 
 def _owners(graph: Canonical) -> dict[Value, _Layer | None]:
