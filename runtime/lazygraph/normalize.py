@@ -510,11 +510,9 @@ class _Normaliser:
         kept = []
         for key, said in attributes(inside):
             if is_custom or key.startswith(_KEPT_NOTES):
-                kept.append(f"{key}={_REFERENCE.sub(self._mesh, said)}")
+                told = _REFERENCE.sub(lambda m: self._meshes.get(m[1], m[0]), said)
+                kept.append(f"{key}={told}")
         return kept
-
-    def _mesh(self, found: re.Match[str]) -> str:
-        return self._meshes.get(found[1], found[0])
 
     def _fingerprint_of(self, found: re.Match[str]) -> str:
         name = found[1]

@@ -397,6 +397,7 @@ class _Tracer:
     def trace(self, name: str) -> ValueTrace:
         computation, position = self.find(name)
         row = computation.instructions[position]
+        is_dead = not self._is_excerpt and position in dead_rows(computation)
         hops = tuple(self._forward((computation.name, position, ())))
         collectives = dict.fromkeys(
             hop.name for hop in hops if hop.kind == "collective"
@@ -415,14 +416,8 @@ class _Tracer:
                 for each in collectives
             ),
             is_excerpt=self._is_excerpt,
-            waste=self._waste(computation, position),
+            waste=unused(self._module, computation, position) if is_dead else None,
         )
-
-    def _waste(self, computation: Computation, position: int) -> Unused | None:
-        """Return what a value costs that no result of its computation needs."""
-        if self._is_excerpt or position not in dead_rows(computation):
-            return None
-        return unused(self._module, computation, position)
 
     def find(self, name: str) -> tuple[Computation, int]:
         """Return an instruction's place, that in the entry computation first."""

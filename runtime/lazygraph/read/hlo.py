@@ -437,7 +437,10 @@ class _Reader:
                 self._start_computation(found)
                 return
         if self._partial and " = " in line:
-            self._start_excerpt()
+            module, name = self._opened(), "excerpt"
+            self._computation = module.computations.setdefault(
+                name, Computation(name, self._at + 1, table=module.forms)
+            )
             self._inside(line)
             return
         start = START.match(line)
@@ -513,12 +516,6 @@ class _Reader:
                     "module has one."
                 )
             module.entry = name
-
-    def _start_excerpt(self) -> None:
-        module, name = self._opened(), "excerpt"
-        self._computation = module.computations.setdefault(
-            name, Computation(name, self._at + 1, table=module.forms)
-        )
 
     def _opened(self) -> HloModule:
         """Return the module that is read; what has no head is an excerpt."""
