@@ -89,7 +89,11 @@ def hunks_of(found: GraphDiff) -> list[Hunk]:
     What is connected is one region. Another input size or an inserted layer touches half of a
     program, though: such a region is split by module, so that equal layers are listed once.
     """
-    edits = _edited(found)
+    # The nodes with an edit: of a if removed, else of b.
+    edits: dict[_Node, None] = dict.fromkeys(("b", y) for y in found.added)
+    edits |= dict.fromkeys(("a", x) for x in found.removed)
+    edits |= dict.fromkeys(("b", y) for _, y in found.changed)
+    edits |= dict.fromkeys(("b", rewire.b) for rewire in found.rewired)
     rewired: dict[int, list[Rewire]] = {}
     for rewire in found.rewired:
         rewired.setdefault(rewire.b, []).append(rewire)
@@ -114,14 +118,6 @@ def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
     found = [HunkGroup(alike[0], tuple(alike)) for alike in groups.values()]
     found.sort(key=lambda group: (group.follows, -sum(map(len, group.hunks))))
     return found
-
-
-def _edited(found: GraphDiff) -> dict[_Node, None]:
-    """Return the nodes with an edit: of a if removed, else of b."""
-    edits: dict[_Node, None] = dict.fromkeys(("b", y) for y in found.added)
-    edits |= dict.fromkeys(("a", x) for x in found.removed)
-    edits |= dict.fromkeys(("b", y) for _, y in found.changed)
-    return edits | dict.fromkeys(("b", rewire.b) for rewire in found.rewired)
 
 
 def _regions(found: GraphDiff, edits: dict[_Node, None]) -> list[list[_Node]]:
@@ -241,7 +237,9 @@ def _hunk(
     ]
     changed = tuple((x, y) for x, y in pairs if found.a.label(x) != found.b.label(y))
     slots = tuple(rewire for _, y in pairs for rewire in rewired.get(y, ()))
-    scope, site = _where(found, region)
+    origins = [_origin(found, edit) for edit in region]
+    scope = _main_scope([origin.scope for origin in origins if origin.scope])
+    site = next((origin.site for origin in origins if origin.site), "")
     return Hunk(
         added,
         removed,
@@ -252,13 +250,6 @@ def _hunk(
         follows,
         _signature(found, added, removed, changed, slots),
     )
-
-
-def _where(found: GraphDiff, region: Sequence[_Node]) -> tuple[str, str]:
-    origins = [_origin(found, edit) for edit in region]
-    scope = _main_scope([origin.scope for origin in origins if origin.scope])
-    site = next((origin.site for origin in origins if origin.site), "")
-    return scope, site
 
 
 def _main_scope(scopes: Sequence[str]) -> str:
@@ -484,6 +475,7 @@ class Regrouped:
     sizes_b: tuple[int, ...] = ()
 
 
+@dataclass(eq=False)
 class GraphDiff:
     """The difference of two graphs: an assignment of their nodes, and what it leaves over.
 
@@ -495,20 +487,12 @@ class GraphDiff:
         partner_b: For each node of b its partner in a, -1 if it was added.
     """
 
-    def __init__(
-        self,
-        a: Graph,
-        b: Graph,
-        partner_a: list[int],
-        partner_b: list[int],
-        suspects: list[tuple[int, int]] | None = None,
-    ) -> None:
-        self.a = a
-        self.b = b
-        self.partner_a = partner_a
-        self.partner_b = partner_b
-        # The only pairs that may be rewired; None where that is not known.
-        self._suspects = suspects
+    a: Graph
+    b: Graph
+    partner_a: list[int]
+    partner_b: list[int]
+    # The only pairs that may be rewired; None where that is not known.
+    _suspects: list[tuple[int, int]] | None = None
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -547,11 +531,6 @@ class GraphDiff:
         for x, y in self.pairs if self._suspects is None else self._suspects:
             row_a, row_b = operands_a[x], operands_b[y]
             if tuple(map(partner_of, row_a)) == row_b:
-                continue
-            if len(row_a) == len(row_b):
-                for slot, operand in enumerate(row_a):
-                    if partner[operand] != row_b[slot]:
-                        found.append(Rewire(x, y, slot))
                 continue
             for slot in range(max(len(row_a), len(row_b))):
                 shared = slot < len(row_a) and slot < len(row_b)

@@ -558,14 +558,10 @@ def gc_paused(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         finally:
-            _promote()
+            # Make old objects of many new ones, which takes no walk through them.
+            if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
     return paused
-
-
-def _promote() -> None:
-    """Make old objects of many new ones, which takes no walk through them."""
-    if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()

@@ -440,7 +440,8 @@ class _Normaliser:
             ids[position] = node
         # What reads an instruction reads the node of what that stands for.
         node_of = [ids[each] for each in seen.alias]
-        kinds = self._kinds(builder, computation, kept)
+        occurring = dict.fromkeys([forms[k] for k in kept])
+        kinds = {form: builder.label(*self.label(form)) for form in occurring}
         builder.kinds = [kinds[forms[k]] for k in kept]
         read = node_of.__getitem__
         builder.operands = [tuple(map(read, operands[k])) for k in kept]
@@ -456,13 +457,6 @@ class _Normaliser:
             ids[k]: _number(computation, k) for k in kept if forms[k] in inputs
         }
         return ids
-
-    def _kinds(
-        self, builder: GraphBuilder, computation: Computation, kept: list[int]
-    ) -> dict[int, int]:
-        """Return the builder's number of each form that occurs."""
-        forms = dict.fromkeys([computation.forms[k] for k in kept])
-        return {form: builder.label(*self.label(form)) for form in forms}
 
     def _split(
         self,
@@ -516,11 +510,9 @@ class _Normaliser:
         kept = []
         for key, said in attributes(inside):
             if is_custom or key.startswith(_KEPT_NOTES):
-                kept.append(f"{key}={_REFERENCE.sub(self._mesh, said)}")
+                told = _REFERENCE.sub(lambda m: self._meshes.get(m[1], m[0]), said)
+                kept.append(f"{key}={told}")
         return kept
-
-    def _mesh(self, found: re.Match[str]) -> str:
-        return self._meshes.get(found[1], found[0])
 
     def _fingerprint_of(self, found: re.Match[str]) -> str:
         name = found[1]

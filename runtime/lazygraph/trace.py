@@ -211,7 +211,7 @@ class ValueTrace(Readable):
         lines += [f"{'  ' * hop.depth}→ {hop.text}" for hop in shown]
         if len(self.hops) > _MAX_SHOWN:
             lines.append(f"  ... and {len(self.hops) - _MAX_SHOWN:,} more")
-        if self._ends_nowhere():
+        if not any(hop.kind in {"consumer", "output"} for hop in self.hops):
             where = " in this excerpt" if self.is_excerpt else ""
             lines.append(f"no consumer{where}")
         if self.waste is not None:
@@ -223,10 +223,6 @@ class ValueTrace(Readable):
                     "  (matched by position where the excerpt does not show them)"
                 )
         return "\n".join(lines)
-
-    def _ends_nowhere(self) -> bool:
-        ends = [hop for hop in self.hops if hop.kind in {"consumer", "output"}]
-        return not ends
 
 
 _MAX_DEPTH = 2_000
@@ -400,7 +396,8 @@ class _Tracer:
 
     def trace(self, name: str) -> ValueTrace:
         computation, position = self.find(name)
-        row = self._row(computation, position)
+        row = computation.instructions[position]
+        is_dead = not self._is_excerpt and position in dead_rows(computation)
         hops = tuple(self._forward((computation.name, position, ())))
         collectives = dict.fromkeys(
             hop.name for hop in hops if hop.kind == "collective"
@@ -419,14 +416,8 @@ class _Tracer:
                 for each in collectives
             ),
             is_excerpt=self._is_excerpt,
-            waste=self._waste(computation, position),
+            waste=unused(self._module, computation, position) if is_dead else None,
         )
-
-    def _waste(self, computation: Computation, position: int) -> Unused | None:
-        """Return what a value costs that no result of its computation needs."""
-        if self._is_excerpt or position not in dead_rows(computation):
-            return None
-        return unused(self._module, computation, position)
 
     def find(self, name: str) -> tuple[Computation, int]:
         """Return an instruction's place, that in the entry computation first."""
@@ -446,9 +437,6 @@ class _Tracer:
             f"there is no instruction %{name} in {self._module.name}.{hint} Names stand "
             "before the `=` of a line."
         )
-
-    def _row(self, computation: Computation, position: int) -> Instruction:
-        return computation.instructions[position]
 
     def _users_of(
         self, computation: Computation, position: int

@@ -179,7 +179,8 @@ def flops(op: str, type_text: str, operand_types: list[str], attrs: str = "") ->
         return 2 * elements(type_text) * _contracted(operand_types[0], attrs)
     if op == "convolution" and len(operand_types) > 1:
         kernel = elements(operand_types[1])
-        return 2 * elements(type_text) * max(1, kernel // max(1, _last(type_text)))
+        last = (_sizes(type_text) or [1])[-1]
+        return 2 * elements(type_text) * max(1, kernel // max(1, last))
     if op in _DATA and operand_types:
         return elements(operand_types[0])
     return elements(type_text)
@@ -192,11 +193,6 @@ def _contracted(type_text: str, attrs: str) -> int:
         return 1
     dims = [int(dim) for dim in found[1].split(",") if dim.strip()]
     return math.prod(sizes[dim] for dim in dims if dim < len(sizes))
-
-
-def _last(type_text: str) -> int:
-    sizes = _sizes(type_text)
-    return sizes[-1] if sizes else 1
 
 
 def _sizes(type_text: str) -> list[int]:

@@ -362,7 +362,7 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
     require_flag(disk, "clear_caches()", "disk")
     with lock:
         if memory:
-            compiler.clear_memory()
+            compiler.drop_oldest(kept=0)
             clear_plans()
             forget_slices()
         if disk:

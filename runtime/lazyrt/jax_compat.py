@@ -23,6 +23,9 @@ import jaxlib.version
 import numpy as np
 from jax._src import compiler as _private_compiler
 from jax._src import distributed, xla_bridge
+from jax._src import lib as _private_lib
+from jax._src.interpreters import mlir as _private_mlir
+from jax._src.lax import linalg as _private_linalg
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -111,52 +114,15 @@ def _splice_lowering(context: Any, *args: Any, module: _Module) -> Any:
     return func_dialect.CallOp(types, ir.FlatSymbolRefAttr.get(name), args).results
 
 
-def _find_merge() -> Callable[..., str]:
-    from jax._src.interpreters import mlir as private
-
-    return private.merge_mlir_modules
-
-
-def _find_initialise_lapack() -> Callable[[], None]:
-    from jax._src.lax import linalg as private
-
-    return private.initialize_lapack
-
-
-def _find_to_hlo() -> Callable[..., Any]:
-    from jax._src import lib as private
-
-    return private._jax.mlir.mlir_module_to_xla_computation  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001
-
-
-def _find_batched_device_put() -> Callable[..., Any] | None:
-    from jax._src import lib as private
-
-    return getattr(getattr(private, "xla_client", None), "batched_device_put", None)
-
-
-def _find_profiler_session() -> Callable[..., Any] | None:
-    from jax._src import lib as private
-
-    found: Any = getattr(private, "_profiler", None)
-    return getattr(found, "ProfilerSession", None)
-
-
-def _find_device_list() -> Callable[..., Any]:
-    from jax._src import lib as private
-
-    found: Callable[..., Any] = getattr(private, "xla_client").DeviceList  # noqa: B009 - untyped
-    return found
-
-
-_merge = _find_merge()
-_device_list = _find_device_list()
-_profiler_session = _find_profiler_session()
-_to_hlo = _find_to_hlo()
-_batched_device_put = _find_batched_device_put()
+_lib: Any = _private_lib
+_merge: Callable[..., str] = _private_mlir.merge_mlir_modules
+_device_list = _lib.xla_client.DeviceList
+_profiler_session = getattr(getattr(_lib, "_profiler", None), "ProfilerSession", None)
+_to_hlo = _lib._jax.mlir.mlir_module_to_xla_computation  # noqa: SLF001
+_batched_device_put = getattr(_lib.xla_client, "batched_device_put", None)
 # jax finds LAPACK's functions when it lowers a call of one. An executable from disk was lowered
 # by another process: without them its first call would end this one.
-_initialise_lapack = _find_initialise_lapack()
+_initialise_lapack: Callable[[], None] = _private_linalg.initialize_lapack
 _splice.def_abstract_eval(_splice_types)
 mlir.register_lowering(_splice, _splice_lowering)
 
@@ -268,12 +234,9 @@ def _place_functions(
         symbol = next((s for s in places if name.startswith(f"{s}__")), name)
         if symbol in places:
             label, file, line = places[symbol]
-            _place(function, ir.Location.name(label, _line(file, line)))
+            where = ir.Location.file(file, line, 0) if file else None
+            _place(function, ir.Location.name(label, where))
     return found
-
-
-def _line(file: str, line: int) -> Any:
-    return ir.Location.file(file, line, 0) if file else None
 
 
 def _place(function: Any, place: Any) -> None:

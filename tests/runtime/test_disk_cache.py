@@ -208,8 +208,8 @@ def test_an_index_that_nobody_lists_does_not_grow_for_ever(tmp_path, monkeypatch
     monkeypatch.setattr(cache, "_MAX_INDEX_BYTES", 600)
 
     for number in range(20):
-        path = tmp_path / "ab" / f"ab{number}.xla"
-        cache._note(path, 1, cache.Facts(holds="x" * 100))
+        entry = {(f"ab{number}", 1): cache.Facts(holds="x" * 100)}
+        cache._append_to_index(tmp_path, entry)
 
     assert 0 < (tmp_path / cache.INDEX).stat().st_size < 1_000
 
@@ -412,11 +412,11 @@ def test_no_other_process_takes_an_executable_with_a_users_rule(folder, rules):
 
 
 def test_a_folder_of_another_torch_is_another_one(monkeypatch):
-    before = cache._lowering_key()
+    before = cache._platform.__wrapped__()
 
     monkeypatch.setattr(torch, "__version__", "0.1")
 
-    assert cache._lowering_key() != before
+    assert cache._platform.__wrapped__() != before
 
 
 @pytest.mark.lazy_only("is about executables of steps")

@@ -203,7 +203,9 @@ def _begun(a: Graph, b: Graph, start: str) -> Matching:
     matching = Matching(a, b)
     pair_unmatched_leaves(matching)
     if start == "colours":
-        _by_exact_colours(matching)
+        for rounds in _EXACT_ROUNDS:
+            while pair_by_colour(matching, rounds, "leave", exact=True):
+                matching.grow()
     elif start == "hints":
         _by_hints(matching)
     elif start in {"order", "first result"}:
@@ -228,12 +230,6 @@ def _part_crossed(matching: Matching) -> None:
         matching.grow()
 
 
-def _complete(matching: Matching) -> None:
-    """Go on from what is paired to all that can be."""
-    _spread(matching)
-    _finish(matching)
-
-
 def _spread(matching: Matching) -> None:
     """Go on to what can be nothing else, or differs in sizes alone."""
     a, b = matching.a.graph, matching.b.graph
@@ -248,7 +244,8 @@ def _finish(matching: Matching) -> None:
     if _is_done(matching) and not disputed(matching):
         return
     a, b = matching.a.graph, matching.b.graph
-    _by_bridges(matching)
+    while bridge(matching):  # one insertion after the other
+        matching.grow(similar=True)
     for rounds, ties in _COLOUR_ROUNDS:
         _by_colours(matching, rounds, ties)
     matching.revisit()
@@ -328,18 +325,13 @@ def _paired_anew(matching: Matching, doubtful: set[int]) -> Matching:
     )
     other.forget_leads()
     other.grow()
-    _complete(other)
+    _spread(other)
+    _finish(other)
     return other
 
 
 def _is_done(matching: Matching) -> bool:
     return matching.pairs == min(len(matching.a.graph), len(matching.b.graph))
-
-
-def _by_bridges(matching: Matching) -> None:
-    """Step over one insertion after the other."""
-    while bridge(matching):
-        matching.grow(similar=True)
 
 
 def _by_colours(matching: Matching, rounds: int, ties: Ties) -> None:
@@ -348,12 +340,6 @@ def _by_colours(matching: Matching, rounds: int, ties: Ties) -> None:
         matching.grow(similar=True)
         if ties != "leave" or matching.pairs - before < _WORTHWHILE:
             return
-
-
-def _by_exact_colours(matching: Matching) -> None:
-    for rounds in _EXACT_ROUNDS:
-        while pair_by_colour(matching, rounds, "leave", exact=True):
-            matching.grow()
 
 
 def _by_hints(matching: Matching) -> None:

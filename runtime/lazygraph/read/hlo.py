@@ -437,7 +437,10 @@ class _Reader:
                 self._start_computation(found)
                 return
         if self._partial and " = " in line:
-            self._start_excerpt()
+            module, name = self._opened(), "excerpt"
+            self._computation = module.computations.setdefault(
+                name, Computation(name, self._at + 1, table=module.forms)
+            )
             self._inside(line)
             return
         start = START.match(line)
@@ -514,12 +517,6 @@ class _Reader:
                 )
             module.entry = name
 
-    def _start_excerpt(self) -> None:
-        module, name = self._opened(), "excerpt"
-        self._computation = module.computations.setdefault(
-            name, Computation(name, self._at + 1, table=module.forms)
-        )
-
     def _opened(self) -> HloModule:
         """Return the module that is read; what has no head is an excerpt."""
         if self._module is None:
@@ -594,7 +591,9 @@ class _Reader:
         depth = depth_of(line)
         while depth > 0 and self._at + 1 < len(self._lines):
             following = self._lines[self._at + 1]
-            if _begins(following) or len(parts) > _MAX_JOINED_LINES:
+            # Nothing can go on in a line that begins something of its own.
+            begins = START.match(following) or _BEGINNING.match(following)
+            if begins or len(parts) > _MAX_JOINED_LINES:
                 break
             parts.append(COMMENT.sub("", following))
             depth += depth_of(following)
@@ -741,8 +740,3 @@ class _Reader:
             shown = self._lines[line - 1] if line <= len(self._lines) else ""
             column = shown.find(f"%{at}") + 1 or shown.find(at) + 1 or 1
         return HloSyntaxError(message, line, column)
-
-
-def _begins(line: str) -> bool:
-    """Return whether a line begins something of its own, so nothing can go on in it."""
-    return START.match(line) is not None or _BEGINNING.match(line) is not None

@@ -62,7 +62,10 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         error.source = source
         raise
     except MisplacedError as error:
-        raise _placed(error, text, source) from error
+        # In its line stands the name of what is wrong.
+        line = text.split("\n", error.line)[error.line - 1] if error.line else ""
+        column = line.find(error.name) + 1 or 1
+        raise HloSyntaxError(error.message, error.line, column, source) from error
     except HloError as error:
         raise _at_source(error, source) from error
     except ValueError as error:  # Python reads no number of more than 4,300 digits
@@ -139,7 +142,8 @@ def readable(text: str | bytes) -> str:
         'HloModule m\n}'
     """
     if isinstance(text, bytes):
-        text = _decoded(text)
+        # Some editors save two bytes for each character.
+        text = text.decode(wide_coding(text) or "utf-8", "replace")
     text = text.removeprefix("\ufeff")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -168,19 +172,6 @@ def undrawn(text: str) -> str:
         for line in text.split("\n")
     ]
     return "\n".join(lines) if any(lines) else text
-
-
-def _decoded(data: bytes) -> str:
-    """Return a file's text; some editors save it in two bytes for each character."""
-    return data.decode(wide_coding(data) or "utf-8", "replace")
-
-
-def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:
-    """Return an error of an instruction with the column of what is wrong in its line."""
-    line = text.split("\n", error.line)[error.line - 1] if error.line else ""
-    return HloSyntaxError(
-        error.message, error.line, line.find(error.name) + 1 or 1, source
-    )
 
 
 def _at_source(error: HloError, source: str) -> HloError:

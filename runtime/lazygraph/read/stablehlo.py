@@ -158,12 +158,10 @@ class FunctionReader:
             return ""
         said = dictionary(text)
         found = next((said[key] for key in _SHARDINGS if key in said), "")
-        return f"sharding={self._meshed(found)}" if found else ""
-
-    def _meshed(self, text: str) -> str:
-        """Return a sharding with the devices in place of their mesh's name."""
+        # The devices stand in place of their mesh's name.
         meshes = self._module.meshes
-        return SYMBOL.sub(lambda found: meshes.get(found[1], found[0]), text)
+        placed = SYMBOL.sub(lambda name: meshes.get(name[1], name[0]), found)
+        return f"sharding={placed}" if found else ""
 
     def _statement(self, statement: Statement) -> None:
         """Add an operation that may have regions and any number of results."""

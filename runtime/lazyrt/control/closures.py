@@ -251,10 +251,14 @@ _thread: threading.Thread | None = None
 
 def _submit(closure: Closure) -> None:
     """Hand a closure to the thread; waits for room, after naming what takes so long."""
+    global _thread
     closure.args = copied(closure.args)
     closure.kwargs = copied(closure.kwargs)
     with _changed:
-        _start()
+        if _thread is None or not _thread.is_alive():
+            name = "lazyrt-closures"
+            _thread = threading.Thread(target=_work, name=name, daemon=True)
+            _thread.start()
         limit = max(1, config.max_async_closures)
         if len(_waiting) + 1 >= max(1, int(limit * _CROWDED)):
             _warn(limit)
@@ -291,7 +295,7 @@ def wait_for_closures(timeout_s: float | None = None) -> bool:
             0 up.
     """
     timeout_s = seconds(timeout_s, "wait_for_closures()")
-    if _is_own_thread():
+    if _thread is not None and threading.get_ident() == _thread.ident:
         raise UsageError(
             f"wait_for_closures() was called in {_running}, which would wait for itself: "
             "asynchronous closures run one after the other, on one thread. Call it where the "
@@ -301,17 +305,6 @@ def wait_for_closures(timeout_s: float | None = None) -> bool:
         done = _changed.wait_for(lambda: not _waiting and _running is None, timeout_s)
     raise_failure()
     return done
-
-
-def _is_own_thread() -> bool:
-    return _thread is not None and threading.get_ident() == _thread.ident
-
-
-def _start() -> None:
-    global _thread
-    if _thread is None or not _thread.is_alive():
-        _thread = threading.Thread(target=_work, name="lazyrt-closures", daemon=True)
-        _thread.start()
 
 
 def _work() -> None:

@@ -226,7 +226,9 @@ class _Bridge:
         if role == "backward":
             barrier("dynamo cleanup 1", user_site())
             return
-        copies = [arg.clone() for arg in args if _is_plain_input(arg)]
+        # Of the tensors of the device that are no parameters.
+        inputs = [arg for arg in args if not isinstance(arg, torch.nn.Parameter)]
+        copies = [arg.clone() for arg in inputs if is_lazy(arg)]
         barrier("dynamo input sync", user_site())
         copies.clear()
 
@@ -236,15 +238,6 @@ class _Bridge:
             self._follows_backward = False
             name = "dynamo cleanup 2" if self._syncs else "dynamo copy-back"
             barrier(name, started.site)
-
-
-def _is_plain_input(arg: object) -> bool:
-    """Return whether an argument is a tensor of the device and no parameter."""
-    return (
-        isinstance(arg, torch.Tensor)
-        and not isinstance(arg, torch.nn.Parameter)
-        and is_lazy(arg)
-    )
 
 
 def _follow(stage: str) -> None:

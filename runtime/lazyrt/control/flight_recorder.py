@@ -39,7 +39,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import BinaryIO, Self
+    from typing import BinaryIO
 
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.observe.events import (
@@ -60,19 +60,13 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _MAX_DUMP_BYTES = 200_000
 
 
-class ThreadLocation:
+class ThreadLocation(Closing):
     """Says where a thread is; holds one file without a name until it is closed."""
 
     def __init__(self) -> None:
         self._file: BinaryIO | None = None
         with contextlib.suppress(OSError):  # no folder takes files: nothing is known
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the file back."""

@@ -89,7 +89,11 @@ class DeviceLoader(Generic[T]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        batches = self._moved()
+        batches: Any = (
+            _prefetched(self.loader, self.device, self.prefetch)
+            if self.prefetch
+            else _timed(self.loader, self.device)
+        )
         count = number = 0
         try:
             while True:
@@ -124,11 +128,6 @@ class DeviceLoader(Generic[T]):
                 site=user_site(3),
             )
         )
-
-    def _moved(self) -> Any:
-        if not self.prefetch:
-            return _timed(self.loader, self.device)
-        return _prefetched(self.loader, self.device, self.prefetch)
 
 
 def to_device(thing: Any, device: torch.device, depth: int = 0) -> Any:

@@ -29,7 +29,13 @@ from lazyrt.frontend import optimizer_state
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import functional_kernel
-from lazyrt.frontend.provenance import is_library, site_of, user_site
+from lazyrt.frontend.provenance import (
+    is_library,
+    outward,
+    site_of,
+    user_frame,
+    user_site,
+)
 from lazyrt.frontend.reads import snapshot
 from lazyrt.ir.live import Buffer, lock, pending
 from lazyrt.ir.node import walk
@@ -78,22 +84,15 @@ def _create(options: Any, _backend_options: Any) -> LazyProcessGroup:
 
 
 def _line_of(frame: FrameType | None) -> str:
-    while frame is not None:
-        if not is_library(frame.f_code):
-            return str(site_of(frame))
-        frame = frame.f_back
-    return ""
+    own = user_frame(frame)
+    return "" if own is None else str(site_of(own))
 
 
 def _condition() -> str:
     """Return the condition on the rank that the caller's lines stand under; empty without one."""
-    frame: FrameType | None = sys._getframe(1)
-    found = ""
-    while frame is not None and not found:
-        if not is_library(frame.f_code):
-            found = _condition_at(frame.f_code, frame.f_lineno)
-        frame = frame.f_back
-    return found
+    frames = (each for each in outward(sys._getframe(1)) if not is_library(each.f_code))
+    found = (_condition_at(each.f_code, each.f_lineno) for each in frames)
+    return next(filter(None, found), "")
 
 
 _OF_RANK = re.compile(r"(?i)rank|ordinal|is_master|main_process|is_main")
@@ -196,12 +195,10 @@ def _comes_last(result: torch.Tensor) -> bool:
 
 def _collects_parts() -> bool:
     """Return whether torch calls for the whole of a sharded tensor, which one rank alone may read."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in compat.COLLECTORS and is_library(frame.f_code):
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_name in compat.COLLECTORS and is_library(frame.f_code)
+        for frame in outward(sys._getframe(1))
+    )
 
 
 def _check_alike(name: str, tensors: Iterable[torch.Tensor]) -> None:

@@ -120,14 +120,9 @@ def facts_from(held: dict[str, Any]) -> Facts:
 
 @lru_cache(maxsize=1)
 def _platform() -> str:
-    return f"{jax_compat.platform_key()}-{_FORMAT}-{_lowering_key()}"
-
-
-def _lowering_key() -> str:
-    """Return what lowering depends on: its code, how steps are cut, torch's decompositions."""
-    return _code_key(
-        Path(lowering.__file__).parent, Path(__file__).with_name("linked.py")
-    )
+    # What lowering depends on: its code, how steps are cut, torch's decompositions.
+    folder, cuts = Path(lowering.__file__).parent, Path(__file__).with_name("linked.py")
+    return f"{jax_compat.platform_key()}-{_FORMAT}-{_code_key(folder, cuts)}"
 
 
 def _code_key(folder: Path, *more: Path) -> str:
@@ -152,9 +147,9 @@ def _path(key: str) -> Path | None:
     return config.cache_dir / _platform() / digest[:2] / f"{digest}.xla"
 
 
-def digest_of(key: str) -> str:
-    """Return the name of a key's file, 32 hexadecimal digits."""
-    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+def digest_of(key: str, size: int = 16) -> str:
+    """Return the name of a key's file, two hexadecimal digits for each of `size` bytes."""
+    return hashlib.blake2b(key.encode(), digest_size=size).hexdigest()
 
 
 def has(key: str) -> bool:
@@ -166,12 +161,6 @@ def has(key: str) -> bool:
 def pace_path() -> Path | None:
     """Return the file that remembers how long work takes here; None without a folder."""
     return None if config.cache_dir is None else config.cache_dir / _platform() / PACE
-
-
-def _learned_path() -> Path | None:
-    """Return the file of what was learned of ops; None without a folder."""
-    folder = config.cache_dir
-    return None if folder is None else folder / _platform() / _learned_name()
 
 
 def read_text(path: Path, most: int = _MAX_TEXT_BYTES) -> str:
@@ -227,10 +216,11 @@ def store(key: str, executable: Any, facts: Facts) -> None:
     if path is None:
         return
     try:
-        data = jax_compat.serialise(executable) + _ending(facts)
+        end = json.dumps(asdict(facts)).encode()
+        data = jax_compat.serialise(executable) + end + _END.pack(len(end), _MARK)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
-        _note(path, len(data), facts)
+        _append_to_index(path.parent.parent, {(path.stem, len(data)): facts})
         _keep_within_budget(len(data))
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _tell(path, error)
@@ -293,11 +283,6 @@ def _delete_parts(folder: Path, before_s: float) -> None:
                 status = path.stat(follow_symlinks=False)
                 if _is_ours(status) and status.st_mtime < before_s:
                     path.unlink()
-
-
-def _ending(facts: Facts) -> bytes:
-    text = json.dumps(asdict(facts)).encode()
-    return text + _END.pack(len(text), _MARK)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -367,11 +352,6 @@ _SPARE_LINES = 200
 _Line = tuple[str, int]  # a file's digest, its bytes
 
 
-def _note(path: Path, nbytes: int, facts: Facts) -> None:
-    """Write down what a file that was just stored holds; failing to is harmless."""
-    _append_to_index(path.parent.parent, {(path.stem, nbytes): facts})
-
-
 def facts_of(files: Sequence[File], *, is_all: bool) -> dict[Path, Facts]:
     """Return what some files hold; only those without a line in the index are opened.
 
@@ -402,7 +382,8 @@ def _of_folder(
             facts = fresh[key] = file.facts()
         found[file.path] = present[key] = facts
     if is_all and lines > 2 * len(present) + _SPARE_LINES:
-        _rewrite_index(folder, present)
+        with contextlib.suppress(OSError):
+            write_text(folder / INDEX, _index_text(present))
     elif fresh:
         _append_to_index(folder, fresh)
     return found
@@ -452,11 +433,6 @@ def append_text(path: Path, text: str, most: int) -> None:
         os.close(descriptor)
 
 
-def _rewrite_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:
-    with contextlib.suppress(OSError):
-        write_text(folder / INDEX, _index_text(entries))
-
-
 # So that a second process need not ask again, one file of lines beside the executables has result
 # types that torch's meta kernels gave, and ops whose rule passed its abstract check. Both follow from
 # an op, its operands' types and its constants alone, as long as the versions and lazyrt's code stay
@@ -495,7 +471,7 @@ class Question:
             return
         text = repr((op, parts))
         if _AN_ADDRESS not in text:
-            self._digest = _digest_of(text, 16)
+            self._digest = digest_of(text)
 
     def answer(self) -> Any:
         """Return the answer that some process wrote down; None if there is none."""
@@ -506,7 +482,7 @@ class Question:
         if line is None:
             return None
         body, _, check = line.rpartition("\t")
-        if check != _digest_of(self._digest + body, 8):
+        if check != digest_of(self._digest + body, 8):
             return None
         try:
             return json.loads(body)
@@ -518,7 +494,7 @@ class Question:
         if self._digest:
             body = json.dumps(answer, separators=(",", ":"))
             _fresh_answers.append(
-                f"{self._digest}\t{body}\t{_digest_of(self._digest + body, 8)}\n"
+                f"{self._digest}\t{body}\t{digest_of(self._digest + body, 8)}\n"
             )
 
 
@@ -548,7 +524,8 @@ def forget_answers() -> None:
 def _read_answers() -> None:
     """Read the file of the folder in use, once."""
     global _answers_file
-    path = _learned_path()
+    folder = config.cache_dir
+    path = None if folder is None else folder / _platform() / _learned_name()
     if path == _answers_file:
         return
     _answers_file = path
@@ -556,7 +533,3 @@ def _read_answers() -> None:
     for line in () if path is None else read_text(path, _MAX_ANSWER_BYTES).splitlines():
         digest, _, rest = line.partition("\t")
         _answers[digest] = rest
-
-
-def _digest_of(text: str, size: int) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

@@ -107,16 +107,11 @@ _not_built: set[str] = set()  # keys of optimised builds that failed in the back
 def lookup(key: str) -> Any | None:
     """Return the executable of a key if it is in memory, and count it as used now."""
     with _lock:
-        return _used(key)
-
-
-def _used(key: str) -> Any | None:
-    """Return an executable and put it at the end of those to be dropped."""
-    found = _executables.pop(key, None)
-    if found is not None:
-        _executables[key] = found
-        _hits[key] = _hits.get(key, 0) + 1
-    return found
+        found = _executables.pop(key, None)
+        if found is not None:
+            _executables[key] = found  # at the end of those to be dropped
+            _hits[key] = _hits.get(key, 0) + 1
+        return found
 
 
 def hits(key: str) -> int:
@@ -136,11 +131,7 @@ def drop_oldest(kept: int) -> int:
     """
     with _lock:
         oldest = list(_executables)[: max(len(_executables) - kept, 0)]
-        for key in oldest:
-            del _executables[key]
-            _facts.pop(key, None)
-            _hits.pop(key, None)
-    forget_executables()
+        drop(oldest)
     return len(oldest)
 
 
@@ -257,7 +248,8 @@ def compile_graph(
     build, facts = _build_of(
         graph, donated, fast, purpose, names, placements, numbered=numbered
     )
-    made = _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+    begun = _begin(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+    made = _result(begun, graph.fingerprint, facts.nodes, purpose)
     if placements is not None and purpose == "step":
         warn_of_gathers(made, graph)
     return made
@@ -556,15 +548,6 @@ def compile_uncounted(
     )
 
 
-def clear_memory() -> None:
-    """Forget the executables in memory; those on disk stay."""
-    with _lock:
-        _executables.clear()
-        _facts.clear()
-        _hits.clear()
-    forget_executables()
-
-
 def _compile_by_interpretation(
     graph: Canonical,
     donated: Donated,
@@ -584,21 +567,13 @@ def _compile_by_interpretation(
         ) from second
 
 
-def _obtain(
-    key: str, build: Callable[[], Any], fingerprint: str, purpose: Purpose, reason: str,
-    facts: cache.Facts, *, fast: bool,
-) -> Any:  # fmt: skip
-    begun = _begin(key, build, fingerprint, purpose, reason, facts, fast=fast)
-    return _result(begun, fingerprint, facts.nodes, purpose)
-
-
 def _begin(
     key: str, build: Callable[[], Any], fingerprint: str, purpose: Purpose, reason: str,
     facts: cache.Facts, *, fast: bool,
 ) -> Any:  # fmt: skip
     """Return an executable, or the future of one that a worker has to get first."""
     with _lock:
-        found = _used(key)
+        found = lookup(key)
         if found is not None:
             return found
         process.check_not_forked()  # a fork has none of the workers

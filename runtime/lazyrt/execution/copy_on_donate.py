@@ -61,17 +61,13 @@ class reading(Closing):  # noqa: N801 - used like a function, in `with`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _empty_frames(traceback)
+        # Our own functions that an exception has ended forget their variables.
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename.startswith(_OWN_ROOT):
+                with contextlib.suppress(RuntimeError):  # the one that reads goes on
+                    traceback.tb_frame.clear()
+            traceback = traceback.tb_next
         self.close()
-
-
-def _empty_frames(traceback: TracebackType | None) -> None:
-    """Let our own functions that an exception has ended forget their variables."""
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename.startswith(_OWN_ROOT):
-            with contextlib.suppress(RuntimeError):  # the one that reads goes on
-                traceback.tb_frame.clear()
-        traceback = traceback.tb_next
 
 
 def being_read() -> frozenset[int]:
@@ -161,7 +157,8 @@ def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
         OutOfMemoryError: There is no room for a copy.
     """
     for position in _read(positions):
-        copy = _copy_of(position)
+        with memory.explained("a copy of what was shown"):
+            copy = jax_compat.copy(pending.inputs[position])
         pending.inputs[position] = copy
         owner = pending.owners[position]()
         if owner is not None:
@@ -181,11 +178,6 @@ def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
             pending.inputs[place] = copy
         groups.append(buffers)
     share(filter(None, groups))
-
-
-def _copy_of(position: int) -> Any:
-    with memory.explained("a copy of what was shown"):
-        return jax_compat.copy(pending.inputs[position])
 
 
 def _read(positions: Sequence[int]) -> list[int]:

@@ -114,8 +114,7 @@ def moving_ns(name: str, nbytes: int) -> float:
 
 def is_dense(node: Node) -> bool:
     """Return whether a node multiplies matrices or the like: its products count, not its bytes."""
-    name = short_name(node.op.name)
-    return name in DENSE
+    return short_name(node.op.name) in DENSE
 
 
 def compile_weight(name: str) -> float:
@@ -130,7 +129,8 @@ def slice_weight(name: str) -> float:
 
 def result_bytes(node: Node) -> int:
     """Return the bytes of a node's results."""
-    return sum(_elements(v) * v.dtype.itemsize for v in _results(node))
+    made = [value for value in node.outputs if value is not None]
+    return sum(_elements(v) * v.dtype.itemsize for v in made)
 
 
 def moved_bytes(node: Node) -> int:
@@ -143,10 +143,6 @@ def flops(node: Node) -> int:
     """Return the floating-point operations of a node, 0 for what only moves data."""
     results = [value.shape if value is not None else None for value in node.outputs]
     return aten_flops(node.op.name, results, [value.shape for value in node.operands])
-
-
-def _results(node: Node) -> Iterable[Value]:
-    return [value for value in node.outputs if value is not None]
 
 
 def _elements(value: Value) -> int:
@@ -319,7 +315,8 @@ def learn(parts: Iterable[Part], took_ns: float) -> None:
         for part, ns in told:
             if ns >= _NOTICED * total:
                 _note(part, math.log(ns / part.guess_ns) + off, only_family=mixed)
-    _save_now_and_then()
+    if time.monotonic() - _saved_s > _SAVE_EVERY_S:
+        save()
 
 
 def is_calibrated() -> bool:
@@ -397,11 +394,6 @@ def _note(part: Part, log: float, *, only_family: bool) -> None:
     while len(_factors) > _MAX_FACTORS:
         del _factors[next(iter(_factors))]
     _changed = True
-
-
-def _save_now_and_then() -> None:
-    if time.monotonic() - _saved_s > _SAVE_EVERY_S:
-        save()
 
 
 def _remember_disk() -> None:

@@ -67,16 +67,12 @@ class CachedExecutable(Readable):
 
     def __str__(self) -> str:
         """Return one line: key, what it holds, where it is, and what it cost and saved."""
-        places = [
-            name
-            for name, there in (("memory", self.in_memory), ("disk", self.on_disk))
-            if there
-        ]
+        places = ["in memory"] * self.in_memory + ["on disk"] * self.on_disk
         parts = [
             f"{self.key[:8]} {self.holds or 'unknown'}",
             *([self.tier] if self.tier else []),
             *([self.line] if self.line else []),
-            f"in {' and on '.join(places)}" if self.in_memory else "on disk",
+            " and ".join(places),
             *([size_text(self.nbytes)] if self.nbytes else []),
             *(
                 [f"compiled in {duration_text(self.compile_ns)}"]
@@ -129,6 +125,9 @@ def _entry(
     if memory is not None and not facts.holds:
         facts = memory[1]
     memory_key = memory[0] if memory is not None else ""
+    # A step's plan runs an executable without looking it up.
+    record = graph_registry.find(memory_key)
+    served = record.runs - record.compiles if record else compiler.hits(memory_key)
     used = file.used_s if file is not None else facts.written_s
     return CachedExecutable(
         key=digest,
@@ -144,17 +143,9 @@ def _entry(
         is_usable=file is None or file.is_usable,
         _file=file,
         compile_ns=facts.compile_ns,
-        hits=_hits(memory_key),
+        hits=max(0, served),
         _memory_key=memory_key,
     )
-
-
-def _hits(memory_key: str) -> int:
-    """Return how often an executable served; a step's plan runs it without looking it up."""
-    record = graph_registry.find(memory_key)
-    if record is None:
-        return compiler.hits(memory_key)
-    return max(0, record.runs - record.compiles)
 
 
 def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, ...]:

@@ -530,12 +530,6 @@ def _tell_captured(
     )
 
 
-def _op_counts(graph: Canonical) -> OpCounts:
-    """Return how often each op stands in a graph."""
-    counts = Counter(events.base_name(node.op.name) for node in graph.nodes)
-    return tuple(sorted(counts.items()))
-
-
 def _make_plan(
     wanted: dict[Value, int],
     donated: tuple[int, ...],
@@ -555,7 +549,8 @@ def _make_plan(
     )
     if in_two_tiers:  # the optimised build may be under way
         known = compiler.lookup(compiler.graph_key(graph, donated_args, fast=True))
-    ops = _op_counts(graph)
+    counts = Counter(events.base_name(node.op.name) for node in graph.nodes)
+    ops = tuple(sorted(counts.items()))
     _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
     record = graph_registry.find(key)
     if known is not None:

@@ -11,10 +11,10 @@ from lazygraph.numbers import share_text
 from lazygraph.readable import Readable
 from lazyrt.execution.executor import donated_inputs
 from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
-from lazyrt.ir.node import Leaf, iter_values, type_text
+from lazyrt.ir.node import Leaf, type_text, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from lazygraph.snapshot import Name
     from lazyrt.execution.graph import Graph
@@ -109,24 +109,8 @@ def pending_origins(roots: Iterable[Value], names: Mapping[int, Name]) -> InputO
         names: The user's names of buffers, by their identity.
     """
     return InputOrigins(
-        origin_of(leaf, names) for leaf in _leaves(roots) if leaf.kind == "data"
+        origin_of(leaf, names) for leaf in walk(roots)[1] if leaf.kind == "data"
     )
-
-
-def _leaves(roots: Iterable[Value]) -> Iterator[Leaf]:
-    """Yield each leaf under the roots once, in order of first use."""
-    seen: set[object] = set()
-    stack: list[Value] = list(roots)[::-1]
-    while stack:
-        value = stack.pop()
-        thing = value if value.node is None else value.node
-        if thing in seen:
-            continue
-        seen.add(thing)
-        if isinstance(value, Leaf):
-            yield value
-        elif value.node is not None:
-            stack.extend(reversed(list(iter_values(value.node.args))))
 
 
 def origin_of(leaf: Leaf, names: Mapping[int, Name]) -> InputOrigin:

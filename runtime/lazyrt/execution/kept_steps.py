@@ -58,16 +58,11 @@ class KeptStep(StepInputs):
     """A step that has run, with its inputs.
 
     Args:
-        graph: What it ran.
-        record: What is known of its executable.
-        donated: Positions of the inputs whose memory it gives away.
-        run: Runs it again on inputs, which stay as they are, and returns the results.
+        graph, record, donated, run: See `keep`.
         window: The steps before it that make some of its inputs if they run again.
 
     Attributes:
         canonical: Its graph; None once the inputs were let go.
-        record: What is known of its executable.
-        run: Runs it again.
         own: What keeps those of its inputs that no step before it in the window has kept.
         own_bytes: Their size.
         is_first: Whether no step before it in the window has run the same graph.
@@ -306,10 +301,6 @@ def _steps() -> list[KeptStep]:
     return [step for window in _windows for step in window.steps.values()]
 
 
-def _latest() -> KeptStep | None:
-    return next(reversed(_windows[-1].steps.values()), None) if _windows else None
-
-
 def drop(step: KeptStep) -> None:
     """Let one step go, which did not run."""
     for window in list(_windows):
@@ -344,9 +335,9 @@ def kept(number: int) -> KeptStep | None:
 
 def kept_values() -> KeptValues:
     """Return which finished steps can be computed again, and what that takes."""
-    steps, latest = _steps(), _latest()
+    steps = _steps()
     numbers = tuple(step.number for step in steps if step.is_whole)
-    copied = latest.copied_bytes if latest is not None else 0
+    copied = steps[-1].copied_bytes if steps else 0
     return KeptValues(numbers, _nbytes(*steps), copied, _left_out)
 
 

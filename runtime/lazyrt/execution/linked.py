@@ -77,8 +77,14 @@ def parts_of(graph: Canonical) -> list[Part]:
     There are none where compiling them takes as long as compiling the whole: XLA's time grows
     with the results of ops, and each program takes as long as `_PROGRAM` of them more.
     """
-    units = _units(graph)
-    if len({unit.layer for unit in units}) < _MIN_LAYERS or not _is_plain(graph):
+    # Ops on lists are in pieces of one layer each.
+    owners = _owners(graph)
+    units: list[_Unit] = []
+    for node in graph.nodes:
+        units += _split(node, owners, len(units))
+    # All results must be computed, or be device data.
+    is_plain = all(root.node or root in graph.data for root in graph.roots)
+    if len({unit.layer for unit in units}) < _MIN_LAYERS or not is_plain:
         return []
     while True:
         runs = _schedule(units)
@@ -98,11 +104,6 @@ def parts_of(graph: Canonical) -> list[Part]:
     different = {part.key: part.graph for part in parts}
     separate = sum(_PROGRAM + _size(each.nodes) for each in different.values())
     return parts if separate < _PROGRAM + _size(graph.nodes) else []
-
-
-def _is_plain(graph: Canonical) -> bool:
-    """Return whether all results are computed, or are device data."""
-    return all(root.node or root in graph.data for root in graph.roots)
 
 
 def _size(nodes: Iterable[Node]) -> int:
@@ -133,15 +134,6 @@ def _layer_of(origin: Provenance) -> _Layer | None:
     if at is None:
         return None
     return ".".join(names[:at]), int(names[at]), origin.backward is not None
-
-
-def _units(graph: Canonical) -> list[_Unit]:
-    """Return a graph's nodes with their layers; ops on lists, in pieces of one layer each."""
-    owners = _owners(graph)
-    units: list[_Unit] = []
-    for node in graph.nodes:
-        units += _split(node, owners, len(units))
-    return units
 
 
 def _owners(graph: Canonical) -> dict[Value, _Layer | None]:

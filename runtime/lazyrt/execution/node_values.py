@@ -113,16 +113,12 @@ def _inputs(graph: Graph) -> list[tuple[Leaf, int]]:
     return [(leaf, pending.inputs[k].nbytes) for k, leaf in leaves.items()]
 
 
-def _input_bytes(graph: Graph) -> int:
-    return sum(nbytes for _, nbytes in _inputs(graph))
-
-
 def _eager(graph: Graph) -> NodeValues:
     roots = set(graph.roots)
     uses = last_uses(list(graph.nodes), roots)
     found: Values = {}
     host: dict[Value, torch.Tensor] = {}
-    live = peak = _input_bytes(graph)
+    live = peak = sum(nbytes for _, nbytes in _inputs(graph))
     last = len(graph.nodes) - 1
     lives = [
         Lifetime(f"%p{k}", type_text(leaf.shape, leaf.dtype), nbytes, 0, last)

@@ -29,7 +29,6 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-    from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import Purpose, SingleOps
 
 
@@ -337,22 +336,14 @@ def repair(roots: Sequence[Value]) -> bool:
 
 def _first_unlowerable(roots: Sequence[Value]) -> Node | None:
     nodes = Graph(roots).nodes
-    for fails in (_fails_to_lower, _fails_to_compile):
-        for node in nodes:
-            if fails(node.spec):
+    for node in nodes:
+        try:
+            if not node.spec.text:
                 return node
-    return None
-
-
-def _fails_to_lower(spec: Spec) -> bool:
-    try:
-        return not spec.text
-    except LoweringError:
-        return True
-
-
-def _fails_to_compile(spec: Spec) -> bool:
-    return isinstance(compiler.compile_spec(spec), HostKernel)
+        except LoweringError:
+            return node
+    compiled = ((node, compiler.compile_spec(node.spec)) for node in nodes)
+    return next((node for node, made in compiled if isinstance(made, HostKernel)), None)
 
 
 def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:

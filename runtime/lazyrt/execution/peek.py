@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lazyrt import jax_compat
 from lazyrt.config import config, make_room
 from lazyrt.errors import LoweringError
-from lazyrt.execution import compiler, completion, cost_model, memory, process, replicas
-from lazyrt.execution.executor import Plan, pack_arguments, plan_of
+from lazyrt.execution import compiler, completion, cost_model, process, replicas
+from lazyrt.execution.executor import Plan, plan_of, run_plan
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import StepInputs, lock, pending
@@ -210,13 +210,7 @@ def _run_slice(
         make_room("slices", _slices, "max_slices")
         plan = _slices[_key(values)] = plan_of(graph, executable, values)
     plan.make_sure_it_fits()
-    with memory.explained(memory.what_runs(len(cone))), jax_compat.scope():
-        args = pack_arguments(plan, step)
-        started = time.perf_counter_ns()
-        results = plan.launch(args)
-    token = results.pop()
-    _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
-    found = [*plan.arrange(results)]
+    found = [*run_plan(plan, "peek", step)]
     for value, data in zip(values, found, strict=True):
         remember(value, data, step)
     return found
@@ -243,7 +237,22 @@ def _run_op_by_op(
     found = [values[value] for value in wanted]
     for value, data in zip(wanted, found, strict=True):
         remember(value, data, step)
-    _tell_execution("op by op", len(cone), len(cone), token, started)
+    events.emit(
+        events.ExecuteStarted(
+            fingerprint="op by op",
+            purpose="peek",
+            step=pending.number,
+            nodes=len(cone),
+            inputs=len(cone),
+            outputs=1,
+            donated=0,
+            time_ns=started,
+            dispatch_ns=time.perf_counter_ns() - started,
+        )
+    )
+    completion.watch(
+        token, fingerprint="op by op", purpose="peek", step=pending.number, started_ns=started,
+    )  # fmt: skip
     return found
 
 
@@ -298,28 +307,6 @@ def remember(value: Value, data: Any, step: StepInputs = pending) -> bool:
     step.memo[value] = data
     step.memo_bytes += data.nbytes
     return True
-
-
-def _tell_execution(
-    fingerprint: str, nodes: int, inputs: int, token: Any, started: int
-) -> None:
-    events.emit(
-        events.ExecuteStarted(
-            fingerprint=fingerprint,
-            purpose="peek",
-            step=pending.number,
-            nodes=nodes,
-            inputs=inputs,
-            outputs=1,
-            donated=0,
-            time_ns=started,
-            dispatch_ns=time.perf_counter_ns() - started,
-        )
-    )
-    completion.watch(
-        token, fingerprint=fingerprint, purpose="peek", step=pending.number,
-        started_ns=started,
-    )  # fmt: skip
 
 
 def tell(

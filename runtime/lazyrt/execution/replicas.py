@@ -371,12 +371,6 @@ def _key(ranks: _Ranks, number: int, rank: int) -> str:
     return f"lazyrt/launch/{'-'.join(map(str, ranks))}/{number}/{rank}"
 
 
-def _launch(rank: int, text: bytes) -> _Launch:
-    groups, *said = json.loads(text)
-    digests = {tuple(ranks): (number, digest) for *ranks, number, digest in groups}
-    return _Launch(rank, digests, *said)
-
-
 class _Sum:
     """Tells whether all ranks of a group are at one launch, by one number that each adds to.
 
@@ -515,7 +509,9 @@ class _Guard:
                 _common.add(condition)
                 return
             for key, text in zip(keys, here.store.multi_get(keys), strict=True):
-                known[key] = _launch(rank_of[key], text)
+                said, *rest = json.loads(text)
+                numbers = {tuple(own): (n, digest) for *own, n, digest in said}
+                known[key] = _Launch(rank_of[key], numbers, *rest)
             open_groups = {
                 ranks: number
                 for launch in known.values()

@@ -21,7 +21,6 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lazyrt.lowering.arrays import Aval
     from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import Direction, SourceLocation
 
@@ -242,7 +241,9 @@ class HostKernel:
         """
         spec = self._spec
         types = spec.operands
-        host = [_on_host(x, t) for x, t in zip(operands, types, strict=True)]
+        # A number is one of Python's, as it was.
+        pairs = zip(operands, types, strict=True)
+        host = [x.item() if t.weak else to_host(x, t.dtype) for x, t in pairs]
         try:
             results = self._call(spec.arguments(host))
         except Exception as error:
@@ -271,13 +272,6 @@ class HostKernel:
                 raise RuntimeError(f"it gives another result than {out} there")
             results.append(result)
         return results
-
-
-def _on_host(operand: Any, type_: Aval) -> Any:
-    """Return an operand as a CPU tensor, or as the Python number that it is."""
-    if type_.weak:
-        return operand.item()
-    return to_host(operand, type_.dtype)
 
 
 def _flat(result: Any) -> Iterator[torch.Tensor | None]:

@@ -128,14 +128,6 @@ def _on_the_cpu(arg: Any) -> Any:
     return torch.full(arg.shape, fill, dtype=arg.dtype, device="cpu")
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: object) -> None:
-    x.new_empty(0, device="cpu").uniform_(low, high)
-
-
-def _bernoulli(x: Tensor, p: float, **_: object) -> None:
-    x.new_empty(0, device="cpu").bernoulli_(p)
-
-
 def _index_put(
     x: Tensor,
     indices: Sequence[Tensor | None],
@@ -284,8 +276,12 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "v
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
     "aten.index_select.default": _index_select,
-    "aten.uniform.default": _like_the_cpu(_uniform),
-    "aten.bernoulli.p": _like_the_cpu(_bernoulli),
+    "aten.uniform.default": _like_the_cpu(
+        lambda x, low=0.0, high=1.0, **_: x.new_empty(0, device="cpu").uniform_(low, high)
+    ),
+    "aten.bernoulli.p": _like_the_cpu(
+        lambda x, p, **_: x.new_empty(0, device="cpu").bernoulli_(p)
+    ),
     "aten.index_put.default": _index_put,
     "aten.convolution.default": _convolution,
     **{
@@ -520,7 +516,7 @@ def check_index(device: torch.device | None) -> None:
 def layout_makers() -> dict[str, Callable[..., NoReturn]]:
     """Return the refusing kernel of each op that would make such a tensor, by op name."""
     return {
-        name: _refuse(name, kind)
+        name: _refusing(kind, f"aten.{name}")
         for kind, names in _LAYOUT_MAKERS.items()
         for name in names
         if find_overload(name) is not None
@@ -532,21 +528,16 @@ def register_layouts() -> list[torch.library.Library]:
     libraries = []
     for key, kind in _LAYOUT_KEYS.items():
         library = torch.library.Library("_", "IMPL")
-        library.fallback(_refuse_any(kind), key)
+        library.fallback(_refusing(kind), key)
         libraries.append(library)
     return libraries
 
 
-def _refuse(name: str, kind: str) -> Callable[..., NoReturn]:
-    def kernel(*_args: Any, **_kwargs: Any) -> NoReturn:
-        raise _layout_error(f"aten.{name}", kind)
+def _refusing(kind: str, name: str = "") -> Callable[..., NoReturn]:
+    """Return the kernel of an op of a name, or the fallback, which gets the op in front."""
 
-    return kernel
-
-
-def _refuse_any(kind: str) -> Callable[..., NoReturn]:
-    def kernel(op: torch._ops.OpOverload, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise _layout_error(str(op), kind)
+    def kernel(*args: Any, **_kwargs: Any) -> NoReturn:
+        raise _layout_error(name or str(args[0]), kind)
 
     return kernel
 

@@ -103,37 +103,25 @@ class View:
         try:
             self.write(value)
         except _RepeatedElementsError:
-            self._fill_base(value)
+            self._write_to_base(value, may_repeat=True)
 
-    def _fill_base(self, value: Value) -> None:
-        """Write each element of the storage that the view shows once."""
+    def _write_to_base(self, value: Value, *, may_repeat: bool = False) -> None:
+        """Write each element of the storage that the view shows once, past the views on the way."""
         base, (shape, dtype, strides) = self.base, self.type
         if strides is None:
             strides = contiguous_strides(shape)
-        if base.type[2] is not None or base.type[1] is not dtype:
-            raise _RepeatedElementsError(_REPEATED)
         sizes = tuple(
-            size if step else 1 for size, step in zip(shape, strides, strict=True)
+            size if step else min(size, 1)
+            for size, step in zip(shape, strides, strict=True)
         )
+        repeats = sizes != shape and not may_repeat
+        if repeats or base.type[2] is not None or base.type[1] is not dtype:
+            raise _RepeatedElementsError(_REPEATED)
         for dim, size in enumerate(sizes):
             if size != shape[dim]:
                 value = _recorded(aten.slice.Tensor, value, dim, 0, 1, 1)
         old = current_value(base)
         where = (sizes, strides, self.offset)
-        base.write(_recorded(aten.as_strided_scatter.default, old, value, *where))
-
-    def _write_to_base(self, value: Value) -> None:
-        """Write a view that shows each element once, though a view on the way repeats them."""
-        base, (shape, dtype, strides) = self.base, self.type
-        if strides is None:
-            strides = contiguous_strides(shape)
-        repeats = any(
-            size > 1 and not step for size, step in zip(shape, strides, strict=True)
-        )
-        if repeats or base.type[2] is not None or base.type[1] is not dtype:
-            raise _RepeatedElementsError(_REPEATED)
-        where = (shape, strides, self.offset)
-        old = current_value(base)
         base.write(_recorded(aten.as_strided_scatter.default, old, value, *where))
 
 

@@ -346,14 +346,6 @@ def _choosing(
     return chosen
 
 
-def _median(x: torch.Tensor) -> torch.Tensor:
-    return torch.median(x.reshape(-1), 0).values
-
-
-def _nanmedian(x: torch.Tensor) -> torch.Tensor:
-    return torch.nanmedian(x.reshape(-1), 0).values
-
-
 def _largest(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.amax(torch.where(mask, x, -torch.inf))
 
@@ -431,8 +423,12 @@ DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
     "cumprod": cumulative_product,
     "max": _choosing(torch.max, torch.amax, _largest),
     "min": _choosing(torch.min, torch.amin, _smallest),
-    "median": _choosing(torch.median, _median, _either),
-    "nanmedian": _choosing(torch.nanmedian, _nanmedian, _either),
+    "median": _choosing(
+        torch.median, lambda x: torch.median(x.reshape(-1), 0).values, _either
+    ),
+    "nanmedian": _choosing(
+        torch.nanmedian, lambda x: torch.nanmedian(x.reshape(-1), 0).values, _either
+    ),
     "masked_fill.Tensor": masked_fill,
     "masked_fill_.Tensor": _in_place(masked_fill, "masked_fill_"),
     "index_fill.int_Tensor": index_fill,
@@ -532,10 +528,6 @@ def _are_weights(weights: torch.Tensor, *_: object) -> torch.Tensor:
     return valid.all() & (weights.sum(-1) > 0).all()
 
 
-def _are_widths(_mean: Any, std: torch.Tensor, *_: object) -> torch.Tensor:
-    return (std >= 0).all()
-
-
 def _are_enough(
     x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
 ) -> torch.Tensor | None:
@@ -567,7 +559,7 @@ _DOMAINS: dict[str, _Domain] = {
     **dict.fromkeys(
         ("normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "normal.float_Tensor",
          "normal.float_Tensor_out"),
-        (_are_widths, _OF_NORMAL),
+        (lambda _mean, std, *_: (std >= 0).all(), _OF_NORMAL),
     ),
     **dict.fromkeys(
         ("masked_scatter", "masked_scatter_"), (_are_enough, _OF_MASKED_SCATTER)

@@ -69,23 +69,15 @@ def install(synchronize: Callable[[], None]) -> None:
     """Answer for the accelerator; `synchronize` runs what is pending and waits for the device."""
     library = torch.library.Library("aten", "IMPL")
     for key in ("CPU", "AutogradCPU"):
-        library.impl("pin_memory", _pinned, key)
+        # A copy, as pinning makes: jax copies from any memory, so none need be pinned.
+        library.impl("pin_memory", lambda host, device=None: host.clone(), key)  # noqa: ARG005
     _stream_libraries.append(library)
     compat.patch_accelerator(
         synchronize=synchronize,
         allocated_bytes=memory.in_use,
-        free_bytes=_free_bytes,
+        free_bytes=lambda: memory.available() or 0,
         refuse=_refuse,
     )
-
-
-def _pinned(host: torch.Tensor, device: Any = None) -> torch.Tensor:
-    """Return a copy, as pinning does: jax copies from any memory, so none need be pinned."""
-    return host.clone()
-
-
-def _free_bytes() -> int:
-    return memory.available() or 0
 
 
 def _refuse(name: str) -> None:
@@ -561,7 +553,9 @@ def _forget_if_crowded() -> bool:
 def _patch() -> None:
     compat.patch_printing(_print)
     compat.patch_tensor_method("numpy", _numpy)
-    compat.patch_tensor_method("tolist", _tolist)
+    compat.patch_tensor_method(
+        "tolist", lambda _, tensor: reads.read(tensor, ".tolist()").tolist()
+    )
     compat.patch_tensor_method("__format__", _format)
     compat.patch_backward(scalars.rehearses)
     compat.patch_default_dtype(record.check_default_dtype)
@@ -634,15 +628,9 @@ def _numpy(original: Any, self: torch.Tensor, *, force: bool = False) -> Any:
     return reads.read(self, ".numpy()").numpy()
 
 
-def _tolist(original: Any, self: torch.Tensor) -> Any:
-    return reads.read(self, ".tolist()").tolist()
-
-
 def _format(original: Any, self: torch.Tensor, spec: str) -> str:
     if guard.is_introspection():
         return reads.describe(self)
-    if self.dim() == 0 and spec:
-        return format(reads.peek(self, provenance.user_site(2)).item(), spec)
     if self.dim() == 0:
-        return str(reads.peek(self, provenance.user_site(2)).item())
+        return format(reads.peek(self, provenance.user_site(2)).item(), spec)
     return str(original(self, spec))

@@ -42,11 +42,12 @@ def run_on_cpu(
             reads.
     """
     site = provenance.user_site(2)
-    if _any_lazy([args, kwargs]):
+    operands = [part for part in _flat([args, kwargs]) if is_lazy(part)]
+    if operands:
         recorded = with_known_shape(func, args, kwargs)
         if recorded is not NotImplemented:
             return recorded
-        needs_a_cut = _any_pending([args, kwargs])
+        needs_a_cut = any(state_of(part).is_pending for part in operands)
         if needs_a_cut and torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))
         if needs_a_cut and not guard.interrupts_another_op():
@@ -110,14 +111,6 @@ def _random_numbers(
         yield
     finally:
         torch.default_generator.set_state(before)
-
-
-def _any_lazy(arg: Any) -> bool:
-    return any(map(is_lazy, _flat(arg)))
-
-
-def _any_pending(arg: Any) -> bool:
-    return any(state_of(part).is_pending for part in _flat(arg) if is_lazy(part))
 
 
 def _flat(arg: Any) -> Iterator[Any]:

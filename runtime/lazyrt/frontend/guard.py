@@ -296,14 +296,9 @@ def _is_inspector(frame: FrameType) -> bool:
         return True
     if not any(part in name for part in _INSPECTORS):
         return False
-    return code.co_name not in _DEBUGGER_EVALUATION and not _evaluates(frame)
-
-
-def _evaluates(frame: FrameType) -> bool:
-    """Return whether a debugger runs what the user typed, farther up the stack."""
-    return any(
-        outer.f_code.co_name in _DEBUGGER_EVALUATION for outer in outward(frame.f_back)
-    )
+    # Not where a debugger, here or farther up the stack, runs what the user typed.
+    names = (outer.f_code.co_name for outer in outward(frame))
+    return not any(name in _DEBUGGER_EVALUATION for name in names)
 
 
 def _is_prompt(frame: FrameType) -> bool:

@@ -123,10 +123,6 @@ def _same(search: _Search, node: Node, value: Value) -> Bounds | None:
     return search.of(source) if is_whole else None
 
 
-def _unknown(search: _Search, node: Node, value: Value) -> Bounds | None:
-    return None
-
-
 def _position(search: _Search, node: Node, value: Value) -> Bounds | None:
     """A position along one dimension, or among all elements."""
     source, dim = node.args[0], node.args[1]
@@ -154,14 +150,6 @@ def _number(number: int) -> Any:
     return lambda search, node, value: (number, number)
 
 
-def _filled(search: _Search, node: Node, value: Value) -> Bounds | None:
-    return search.of(_argument(node, "fill_value", None))
-
-
-def _is_empty(part: Any) -> bool:
-    return isinstance(part, Value) and 0 in part.shape
-
-
 def _one_of(*names: str) -> Any:
     """Return the rule of an op whose elements are those of some of its arguments."""
 
@@ -171,8 +159,11 @@ def _one_of(*names: str) -> Any:
             given = _argument(node, name, ())
             is_list = isinstance(given, tuple) and not scalars.is_number(given)
             parts += given if is_list else [given]
-        parts = [part for part in parts if not _is_empty(part)]
-        found = [search.of(part) for part in parts]
+        found = [
+            search.of(part)
+            for part in parts
+            if not (isinstance(part, Value) and 0 in part.shape)
+        ]
         known = [bounds for bounds in found if bounds is not None]
         if not known or len(known) < len(found):
             return None
@@ -229,7 +220,7 @@ _RULES: dict[str, Callable[[_Search, Node, Value], Bounds | None]] = {
         _same,
     ),
     **dict.fromkeys(("argmax", "argmin"), _position),
-    "view.dtype": _unknown,  # other numbers of the same bits
+    "view.dtype": lambda search, node, value: None,  # other numbers of the same bits
     "cat": _one_of("tensors"),
     "stack": _one_of("tensors"),
     "scatter.src": _one_of("self", "src"),
@@ -237,7 +228,7 @@ _RULES: dict[str, Callable[[_Search, Node, Value], Bounds | None]] = {
     "where": _one_of("self", "other"),
     "zeros": _number(0),
     "ones": _number(1),
-    "full": _filled,
+    "full": lambda search, node, value: search.of(_argument(node, "fill_value", None)),
     "arange": _range,
     "ge": _comparison(_ORDERS["ge"], "lt"),
     "gt": _comparison(_ORDERS["gt"], "le"),

@@ -81,18 +81,6 @@ def _geqrf(x: Tensor) -> Types:
     return factors, x.new_empty((*batch, min(rows, columns)))
 
 
-def _histogram_of_count(x: Tensor, bins: int = 100, **_: Any) -> Types:
-    return x.new_empty(bins), x.new_empty(bins + 1)
-
-
-def _histogram_of_edges(x: Tensor, bins: Tensor, **_: Any) -> Types:
-    return x.new_empty(bins.shape[0] - 1), torch.empty_like(bins)
-
-
-def _edges_dd(x: Tensor, bins: Sequence[int], **_: Any) -> Types:
-    return [x.new_empty(count + 1) for count in bins]
-
-
 def _histogram_dd(x: Tensor, bins: Sequence[Any], **_: Any) -> Types:
     sizes = [b.shape[0] - 1 if isinstance(b, torch.Tensor) else b for b in bins]
     return x.new_empty(sizes)
@@ -201,10 +189,6 @@ def _of_another_device(func: torch._ops.OpOverload) -> Callable[..., Types]:
     return types
 
 
-def _broadcast(x: Tensor, y: Tensor, *_: Any) -> Types:
-    return x.new_empty(torch.broadcast_shapes(x.shape, y.shape))
-
-
 _aten = torch.ops.aten
 
 RESULT_TYPES: dict[str, Callable[..., Types]] = {
@@ -249,12 +233,22 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten._sample_dirichlet.default": _like(0),
     "aten._standard_gamma_grad.default": _like(0),
     "aten._dirichlet_grad.default": _like(0),
-    "aten.binomial.default": _broadcast,
+    "aten.binomial.default": lambda x, y, *_: x.new_empty(
+        torch.broadcast_shapes(x.shape, y.shape)
+    ),
     "aten._grouped_mm.default": _grouped_mm,
     "aten.geqrf.default": _geqrf,
-    "aten.histogram.bin_ct": _histogram_of_count,
-    "aten.histogram.bins_tensor": _histogram_of_edges,
-    "aten._histogramdd_bin_edges.default": _edges_dd,
+    "aten.histogram.bin_ct": lambda x, bins=100, **_: (
+        x.new_empty(bins),
+        x.new_empty(bins + 1),
+    ),
+    "aten.histogram.bins_tensor": lambda x, bins, **_: (
+        x.new_empty(bins.shape[0] - 1),
+        torch.empty_like(bins),
+    ),
+    "aten._histogramdd_bin_edges.default": lambda x, bins, **_: [
+        x.new_empty(count + 1) for count in bins
+    ],
     "aten._histogramdd_from_bin_cts.default": _histogram_dd,
     "aten._histogramdd_from_bin_tensors.default": _histogram_dd,
 }

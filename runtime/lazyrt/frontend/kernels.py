@@ -330,7 +330,7 @@ def functional_kernel(func: torch._ops.OpOverload) -> FunctionType:
     """Return the kernel of an op that makes new tensors."""
     source = Source(func, operation(func), in_place=False)
     lines = source.look_up()
-    if _is_factory(func):
+    if not any("Tensor" in str(each.type) for each in func._schema.arguments):
         lines.insert(0, "check_default()")
     returns = func._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
@@ -383,12 +383,6 @@ def view_kernel(func: torch._ops.OpOverload) -> FunctionType:
             "t.untyped_storage()._lazyrt = w",
             "return t if r.strides is None else restrided(t, r.shape, r.strides)",
         ]
-    )
-
-
-def _is_factory(func: torch._ops.OpOverload) -> bool:
-    return not any(
-        "Tensor" in str(argument.type) for argument in func._schema.arguments
     )
 
 

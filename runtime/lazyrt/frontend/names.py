@@ -40,27 +40,10 @@ if TYPE_CHECKING:
 _STEP = inspect.unwrap(torch.optim.LBFGS.step).__code__
 
 
-def running(depth: int) -> Iterator[dict[str, Any]]:
-    """Yield copies of the variables of steps that are running, `self` among them.
-
-    Args:
-        depth: Frames to skip.
-    """
-    for frame in outward(sys._getframe(depth)):
-        if frame.f_code is _STEP:
-            yield locals_of(frame)
-
-
-def kept_by(
+def _of_lbfgs(
     name: str, optimizer: torch.optim.LBFGS, variables: Mapping[str, Any]
 ) -> Iterator[tuple[Name, Any]]:
-    """Yield the tensors of an LBFGS with their names, such as `optimizer.old_dirs[2]`.
-
-    Args:
-        name: What the user calls the optimizer.
-        optimizer: It.
-        variables: Those of its step, empty where none is running.
-    """
+    """Yield its tensors, and those of its step's variables, such as `optimizer.old_dirs[2]`."""
     states = list(optimizer.state.values())
     for members in (*states, variables):
         for key, value in list(members.items()):
@@ -79,6 +62,8 @@ _MAX_HOLDERS = 8
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _SEQUENCES = (list, tuple, deque)
 _KEYS = (str, bytes, int, float, bool, complex)
+# They can hold no tensor, or are not worth a walk.
+_PLAIN = (str, bytes, int, float, complex, type, types.ModuleType, types.NoneType)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # IPython's results: they hold tensors, and are the last place to look.
 _RESULTS = ("Out", "_oh")
@@ -118,8 +103,9 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     for namespace, function in library_namespaces(depth + 1):
         walk.add_late(namespace, f"local of {function}")
         namespace.clear()
-    for variables in running(depth + 1):
-        walk.add_running(variables)
+    # Copies of the variables of steps of LBFGS that are running, `self` among them.
+    frames = outward(sys._getframe(depth))
+    walk.running = [locals_of(frame) for frame in frames if frame.f_code is _STEP]
     for waiting, holder in _elsewhere():
         walk.add_late(waiting, holder)
     walk.run()
@@ -140,7 +126,7 @@ class Walk:
         self._late: list[tuple[Name, Any, int]] = []
         self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
         self._parameters: list[tuple[Name, torch.Tensor]] = []
-        self._running: list[dict[str, Any]] = []
+        self.running: list[dict[str, Any]] = []
         self._seen: set[int] = set()
         self._namespaces = 0
         # Where a model stands in the queue, and which namespace has named it.
@@ -152,7 +138,9 @@ class Walk:
         """Queue a namespace's variables, private ones and IPython's results last."""
         self._namespaces += 1
         for name, thing in namespace.items():
-            if (name.startswith("__") and name.strip("_")) or _is_twin(name, namespace):
+            # IPython's `_oh` is an object that `Out` is a better name of.
+            is_twin = name == "_oh" and namespace.get("Out") is thing
+            if (name.startswith("__") and name.strip("_")) or is_twin:
                 continue
             if (
                 holder == "variable"
@@ -191,10 +179,6 @@ class Walk:
         """Queue one object, to be looked at last."""
         self._late.append((name, thing, 0))
 
-    def add_running(self, variables: dict[str, Any]) -> None:
-        """Note the variables of a step of LBFGS that is running."""
-        self._running.append(variables)
-
     def run(self) -> None:
         """Find every buffer that the queue leads to, and let go of all objects."""
         self._put_off_members()
@@ -217,7 +201,7 @@ class Walk:
         self._late.clear()
         self._optimizers.clear()
         self._parameters.clear()
-        self._running.clear()
+        self.running.clear()
 
     def _put_off_members(self) -> None:
         """Let a numbered module be called by its number.
@@ -241,7 +225,8 @@ class Walk:
         if type(thing) in _TENSORS:
             self._visit_tensor(name, thing)
             return
-        if _is_plain(thing) or id(thing) in self._seen or depth >= _MAX_DEPTH:
+        is_known = id(thing) in self._seen or depth >= _MAX_DEPTH
+        if is_known or isinstance(thing, _PLAIN):
             return
         self._seen.add(id(thing))
         if isinstance(thing, torch.optim.Optimizer):
@@ -274,9 +259,9 @@ class Walk:
 
     def _visit_optimizer(self, name: Name, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
-            steps = [each for each in self._running if each.get("self") is optimizer]
+            steps = [each for each in self.running if each.get("self") is optimizer]
             for variables in steps or [{}]:
-                for found, tensor in kept_by(name.text, optimizer, variables):
+                for found, tensor in _of_lbfgs(name.text, optimizer, variables):
                     self._visit_tensor(found, tensor)
             return
         for number, (parameter, state) in enumerate(list(optimizer.state.items())):
@@ -326,18 +311,6 @@ def _attributes(thing: Any) -> list[Any]:
     if issubclass(type(thing), (type, torch.Tensor)) or is_installed(type(thing)):
         return []
     return list(_own(thing).values())[:_MAX_ITEMS]
-
-
-def _is_twin(name: str, namespace: Mapping[str, Any]) -> bool:
-    """Return whether a name of IPython's stands for an object that a better name has, too."""
-    return name == "_oh" and namespace.get("Out") is namespace[name]
-
-
-def _is_plain(thing: Any) -> bool:
-    """Return whether a thing can hold no tensor, or is not worth a walk."""
-    return thing is None or isinstance(
-        thing, (str, bytes, int, float, complex, type, types.ModuleType)
-    )
 
 
 def _children(name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
@@ -587,42 +560,31 @@ class _HolderWalk(Walk):
         """Find what autograd keeps for the backward of the tensors that the walk found."""
         seen: set[Any] = set()
         for name, function in self._functions[:_MAX_SUBGRAPHS]:
-            self._visit_function(name, function, seen)
+            place, stack = Name(BACKWARD_OF + name, AUTOGRAD), [function]
+            while stack and len(seen) < _MAX_FUNCTIONS:
+                each = stack.pop()
+                if each is None or each in seen:
+                    continue
+                seen.add(each)
+                for tensor in filter(is_lazy, _saved(each)):
+                    found = self.holders.setdefault(id(state_of(tensor).base), [])
+                    if place not in found:
+                        found.append(place)
+                stack += [following for following, _ in each.next_functions]
         self._functions.clear()
 
     def _visit_tensor(self, name: Name, tensor: torch.Tensor) -> None:
         super()._visit_tensor(name, tensor)
-        self._note_shape(tensor)
-        function = tensor.grad_fn if tensor.device.type == "lazyrt" else None
-        if function is not None:
-            self._functions.append((name.text, function))
-
-    def _note_shape(self, tensor: torch.Tensor) -> None:
         if not is_lazy(tensor):
             return
+        if tensor.grad_fn is not None:
+            self._functions.append((name.text, tensor.grad_fn))
         state = state_of(tensor)
         own = state.base.type[0]
         if state is state.base:
             self.shapes[id(state.base)] = own
         elif math.prod(tensor.shape) == math.prod(own):
             self.shapes.setdefault(id(state.base), tuple(tensor.shape))
-
-    def _visit_function(self, name: str, function: Any, seen: set[Any]) -> None:
-        stack = [function]
-        while stack and len(seen) < _MAX_FUNCTIONS:
-            each = stack.pop()
-            if each is None or each in seen:
-                continue
-            seen.add(each)
-            for tensor in _saved(each):
-                self._visit_saved(Name(BACKWARD_OF + name, AUTOGRAD), tensor)
-            stack += [following for following, _ in each.next_functions]
-
-    def _visit_saved(self, name: Name, tensor: Any) -> None:
-        if is_lazy(tensor):
-            found = self.holders.setdefault(id(state_of(tensor).base), [])
-            if name not in found:
-                found.append(name)
 
     def _visit(self, name: Name, thing: Any, depth: int) -> None:
         try:

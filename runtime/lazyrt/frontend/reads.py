@@ -607,7 +607,7 @@ def describe(tensor: torch.Tensor) -> str:
     kind = type_text(tuple(tensor.shape), tensor.dtype)
     if isinstance(base.data, Lost) and base.value is None:
         return f"<lazyrt {kind}, lost>"
-    value = _remembered_value(state)
+    value = state._value if isinstance(state, View) else state.value
     if value is None or value.node is None or not state.is_pending:
         return f"<lazyrt {kind}, ready{_made_in(base)}>"
     origin = value.node.provenance
@@ -623,10 +623,6 @@ def _made_in(base: Buffer) -> str:
     if getattr(run, "block", None) is None:
         return ""
     return f", of step {run.step}{f' {run.block!r}' if run.block else ''}"
-
-
-def _remembered_value(state: State) -> Value | None:
-    return state._value if isinstance(state, View) else state.value
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
@@ -763,7 +759,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def install_dlpack() -> None:
     """Route DLPack exports of lazy tensors to this module."""
-    compat.patch_tensor_method("__dlpack_device__", _device)
+    on_cpu = DLDeviceType.kDLCPU, 0
+    compat.patch_tensor_method("__dlpack_device__", lambda _, _tensor: on_cpu)
     compat.patch_tensor_method("__dlpack__", _export)
     compat.patch_to_dlpack(lambda tensor: read(tensor, "to_dlpack()"))
     compat.patch_from_dlpack(_share)
@@ -779,10 +776,6 @@ def _check_history(tensor: torch.Tensor) -> None:
         raise BufferError(
             "Can't export tensors that require gradient, use tensor.detach()"
         )
-
-
-def _device(_original: Any, _self: torch.Tensor) -> tuple[Any, int]:
-    return (DLDeviceType.kDLCPU, 0)
 
 
 def _export(

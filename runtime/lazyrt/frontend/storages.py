@@ -42,7 +42,7 @@ def install() -> None:
     compat.patch_tensor_method("data_ptr", _tensor_address)
     for name, answer in (
         ("nbytes", size_bytes), ("size", size_bytes), ("__len__", size_bytes),
-        ("data_ptr", address), ("cpu", host_storage), ("tolist", _bytes_list),
+        ("data_ptr", address), ("cpu", host_storage), ("tolist", lambda storage: host_storage(storage).tolist()),
         ("__iter__", lambda storage: iter(host_storage(storage))), ("__repr__", _text),
         ("__getitem__", _get), ("__setitem__", _set), ("copy_", _copy), ("fill_", _fill),
         ("__deepcopy__", _deep_copy_storage), ("resize_", _resize), ("new", lambda _storage: new_storage()), ("_byteswap", _byteswap),
@@ -171,11 +171,6 @@ def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
         storage._lazyrt = state.to_buffer()  # type: ignore[attr-defined]
     shown = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return shown.set_(storage)
-
-
-def _bytes_list(storage: torch.UntypedStorage) -> list[int]:
-    found: list[int] = host_storage(storage).tolist()
-    return found
 
 
 def _get(storage: torch.UntypedStorage, index: int | slice) -> Any:

@@ -897,7 +897,10 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         held = (*self.parameters(), *self.buffers())
         if not target or all(is_lazy(tensor) is to_lazy for tensor in held):
             return original(self, *args, **kwargs)
-        tied, unshaped = _shared_places(self), _without_shape(self)
+        tied = _shared_places(self)
+        # The first call decides these ones' shape; a swap changes their class.
+        kind = torch.nn.UninitializedParameter
+        unshaped = [p for p in self.parameters() if isinstance(p, kind)]
         try:
             with _swapping:
                 result = original(self, *args, **kwargs)
@@ -905,11 +908,13 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             if "swap" not in str(error):
                 raise
             result = original(self, *args, **kwargs)
-        _tie(tied)
+        for (table, place), *others in tied:
+            for other_table, other_place in others:
+                other_table[other_place] = table[place]
         for tensor in held:
             _hook_again(tensor)
         for parameter in unshaped:
-            parameter.__class__ = torch.nn.UninitializedParameter  # type: ignore[assignment]
+            parameter.__class__ = kind  # type: ignore[assignment]
         return result
 
     return convert
@@ -952,12 +957,6 @@ class _Swapping:
 _swapping = _Swapping()
 
 
-def _without_shape(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the parameters whose shape the first call decides; a swap changes their class."""
-    kind = torch.nn.UninitializedParameter
-    return [p for p in module.parameters() if isinstance(p, kind)]
-
-
 # Methods that are named after where they move a module.
 _DEVICES = frozenset(("cpu", DEVICE_TYPE))
 
@@ -982,12 +981,6 @@ def _shared_places(module: torch.nn.Module) -> _Places:
                 if tensor is not None:
                     places.setdefault(id(tensor), []).append((table, name))
     return [found for found in places.values() if len(found) > 1]
-
-
-def _tie(tied: _Places) -> None:
-    for (table, name), *others in tied:
-        for other_table, other_name in others:
-            other_table[other_name] = table[name]
 
 
 def patch_pickling(

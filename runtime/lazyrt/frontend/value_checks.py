@@ -36,7 +36,7 @@ from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType
+    from types import FrameType
 
     from lazyrt.observe.events import SourceLocation
 
@@ -263,10 +263,6 @@ def _of_line(frame: FrameType) -> str:
     return f"the check of torch/{path}:{frame.f_lineno}, in {code.co_name}(), found invalid values"
 
 
-def _of_variance(_frame: FrameType) -> str:
-    return "var has negative entry/entries"
-
-
 # Files of torch, functions in them, what they find for good arguments, and what they say.
 _IN_PYTHON: dict[tuple[str, str], tuple[bool, Callable[[FrameType], str]]] = {
     ("distributions/distribution.py", "__init__"): (True, _of_parameter),
@@ -274,7 +270,10 @@ _IN_PYTHON: dict[tuple[str, str], tuple[bool, Callable[[FrameType], str]]] = {
     ("distributions/constraints.py", "check"): (True, _of_line),
     ("distributions/continuous_bernoulli.py", "__init__"): (True, _of_line),
     ("distributions/geometric.py", "__init__"): (True, _of_line),
-    ("nn/functional.py", "gaussian_nll_loss"): (False, _of_variance),
+    ("nn/functional.py", "gaussian_nll_loss"): (
+        False,
+        lambda _frame: "var has negative entry/entries",
+    ),
 }
 # Checks that torch makes in C++, within our kernels of these names.
 _WITHIN_OURS = {
@@ -300,7 +299,9 @@ def find(depth: int = 1) -> Check | None:
     if running is not None and running[0] in _IN_DERIVATIVES:
         return Check(passes=True, said=_IN_DERIVATIVES[running[0]])
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and _is_between(frame.f_code):
+    while frame is not None and (
+        is_own(frame.f_code) or frame.f_code.co_filename in _BETWEEN
+    ):
         if frame.f_code.co_name in _WITHIN_OURS:
             return Check(passes=True, said=_WITHIN_OURS[frame.f_code.co_name])
         frame = frame.f_back
@@ -309,10 +310,6 @@ def find(depth: int = 1) -> Check | None:
     code = frame.f_code
     known = _IN_PYTHON.get((code.co_filename.removeprefix(_ROOT), code.co_name))
     return None if known is None else Check(known[0], known[1](frame))
-
-
-def _is_between(code: CodeType) -> bool:
-    return is_own(code) or code.co_filename in _BETWEEN
 
 
 def put_off(

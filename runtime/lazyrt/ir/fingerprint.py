@@ -154,8 +154,11 @@ def _made_by_default(node: Node) -> str:
     made = [out.dtype for out in node.outputs if out is not None and _is_float(out)]
     if not made or made[0] in _USUAL or made[0] in node.args:
         return ""
-    given = any(_is_float(v) and not _is_number(v) for v in iter_values(node.args))
-    return "" if given else f":{made[0]}"
+    given = (
+        _is_float(v) and not (isinstance(v, Leaf) and v.kind == "float")
+        for v in iter_values(node.args)
+    )
+    return "" if any(given) else f":{made[0]}"
 
 
 _USUAL = (torch.float32, torch.complex64)
@@ -163,10 +166,6 @@ _USUAL = (torch.float32, torch.complex64)
 
 def _is_float(value: Value) -> bool:
     return value.dtype.is_floating_point or value.dtype.is_complex
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, Leaf) and value.kind == "float"
 
 
 def _sorted_roots(roots: list[Value], numbering: _Numbering) -> Iterable[Value]:
