@@ -12,7 +12,7 @@ import torch
 import lazyrt
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import cost_model
-from lazyrt.frontend import referrers
+from lazyrt.frontend import names
 from lazyrt.frontend.buffers import state_of
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -37,13 +37,13 @@ def keep_in_a_module(monkeypatch):
 @pytest.mark.not_eager("is about recorded graphs")
 def test_modules_are_searched_for_tensors_that_no_variable_explains(chain, monkeypatch):
     searched = []
-    of_the_user = referrers._modules_of_the_user
+    of_the_user = names._modules_of_the_user
 
     def note():
         searched.append(1)
         return of_the_user()
 
-    monkeypatch.setattr(referrers, "_modules_of_the_user", note)
+    monkeypatch.setattr(names, "_modules_of_the_user", note)
     lazyrt.inspect(chain[1])
     assert not searched
 

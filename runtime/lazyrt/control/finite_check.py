@@ -28,8 +28,8 @@ from lazyrt.execution.executor import watch_results
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import Run
 from lazyrt.execution.inspection import find_not_finite
-from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.torch_compat import is_lazy, on_backward, unwrapped
+from lazyrt.frontend.buffers import states_of
+from lazyrt.frontend.torch_compat import is_lazy, on_backward
 from lazyrt.ir.live import lock, made_in, pending
 from lazyrt.ir.node import iter_values, nbytes_of, type_text
 
@@ -69,7 +69,7 @@ def _are_finite(arrays: Sequence[Array]) -> Array:
 def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
     """Note what a backward pass begins with; look at what a step before has made of that."""
     with lock:
-        bases = [state_of(output).base for output in outputs]
+        bases = [state.base for output in outputs for state in states_of(output)]
         stack = [base.value for base in bases if base.value is not None]
         while stack:
             value = stack.pop()
@@ -241,11 +241,11 @@ def _trained(step: int) -> tuple[set[int], set[int]]:
         if kind not in _TENSORS or not (is_lazy(each) and each.requires_grad):
             continue
         for tensor in (each, each.grad) if each.is_leaf else ():
-            base = state_of(unwrapped(tensor)).base if is_lazy(tensor) else None
-            run, slot = made_in(base) if base is not None else (None, 0)
-            if run.__class__ is Run and run.step == step:
-                made = weights if tensor is each else gradients
-                made[id(each)] = slot
+            for state in states_of(tensor) if tensor is not None else ():
+                run, slot = made_in(state.base)
+                if run.__class__ is Run and run.step == step:
+                    made = weights if tensor is each else gradients
+                    made[id(each)] = slot
     free = {slot for key, slot in gradients.items() if key not in taken}
     return set(weights.values()), free
 

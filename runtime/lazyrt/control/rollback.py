@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from lazyrt.control import marks
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.process import deferred_interrupt
-from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.buffers import state_of, states_of
 from lazyrt.frontend.optimizer_state import is_new
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
@@ -306,8 +307,9 @@ def optimizers_of_step(names: Mapping[int, list[Name]]) -> tuple[OptimizerNote, 
     """
 
     def called(group: dict[str, Any]) -> str:
-        lazy = (id(state_of(p).base) for p in group["params"] if is_lazy(p))
-        return listed(names[key][0].text for key in lazy if key in names)
+        states = chain.from_iterable(map(states_of, group["params"]))
+        found = (names.get(id(state.base)) for state in states)
+        return listed(name[0].text for name in found if name)
 
     return tuple(
         OptimizerNote(

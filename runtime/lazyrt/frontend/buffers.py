@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lazyrt.errors import DeviceError, NoLoweringError
 from lazyrt.execution.transfer import to_device
@@ -23,8 +24,10 @@ from lazyrt.frontend.torch_compat import (
     TorchGenerator,
     aten,
     create_empty_tensor,
+    is_lazy,
     place,
     restrided,
+    unwrapped,
 )
 from lazyrt.ir.live import Buffer, Type, leaf_of, pending
 from lazyrt.ir.node import Op, Value, contiguous_strides
@@ -141,6 +144,16 @@ _REPEATED = (
 def state_of(tensor: torch.Tensor) -> State:
     """Return the state of a lazy tensor's storage."""
     return tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined, no-any-return]
+
+
+def states_of(tensor: torch.Tensor) -> list[State]:
+    """Return the states behind a tensor, also in wrappers: a DTensor's own storage has none."""
+    tensor = unwrapped(tensor)
+    if is_traceable_wrapper_subclass(tensor):
+        parts, _ = tensor.__tensor_flatten__()
+        return [state for part in parts for state in states_of(getattr(tensor, part))]
+    is_ours = is_lazy(tensor) and hasattr(tensor.untyped_storage(), "_lazyrt")
+    return [state_of(tensor)] if is_ours else []
 
 
 def value_of(tensor: torch.Tensor) -> Value:
