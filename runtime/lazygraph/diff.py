@@ -20,7 +20,7 @@ from lazygraph.read.stablehlo import MlirModule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from lazygraph.graph import DeadNode, Graph, Label, Origin
+    from lazygraph.graph import DeadNode, Origin
 
 _Node = tuple[str, int]
 _SHOWN_SCOPES = 3
