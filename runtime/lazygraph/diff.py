@@ -633,11 +633,10 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     """
     a, b = graph_of(a), graph_of(b)
     found = _matched(a, b)
-    ours = (*found.removed, *(x for x, _ in found.changed))
-    others = (*found.added, *(y for _, y in found.changed))
-    if any(_LIST_OP in a.ops[x] for x in ours) and any(
-        _LIST_OP in b.ops[y] for y in others
-    ):
+    pairs = [*found.changed, *((each.a, each.b) for each in found.rewired)]
+    ours = (*found.removed, *(x for x, _ in pairs))
+    others = (*found.added, *(y for _, y in pairs))
+    if _have_lists(a, ours) and _have_lists(b, others):
         aligned = _matched(a, _with_lists_as(a, b))
         return aligned if aligned.cost < found.cost else found
     return found
@@ -646,6 +645,12 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
 # An op on lists does the same to each entry, so their order means nothing.
 _LIST_OP = "._foreach_"
 _ARGUMENT = re.compile(r"\[[^\[\]]*\]|[^\[\],\s][^,]*")
+
+
+def _have_lists(graph: Graph, nodes: Iterable[int]) -> bool:
+    """Return whether ops on lists, or their results, are among some nodes."""
+    near = {each for node in nodes for each in (node, *graph.operands[node][:1])}
+    return any(_LIST_OP in graph.ops[node] for node in near)
 
 
 def _entries(graph: Graph) -> dict[int, dict[int, int]]:

@@ -179,3 +179,18 @@ def test_a_type_is_spelled_as_in_the_program_whatever_its_graph_was_read_from():
 
     assert [each.types[each.outputs[0]] for each in made] == ["bool[6]"] * 2
     assert [each.types[each.inputs[0]] for each in made] == ["i64[6]"] * 2
+
+
+def test_the_order_of_the_entries_of_an_op_on_lists_makes_no_difference():
+    def program(order):
+        rows = [torch.ones(n).to("lazyrt") for n in (2, 3, 4)]
+        ups = [x.exp() if k else x.sin() for k, x in enumerate(rows)]
+        sums = torch._foreach_add([rows[k] for k in order], [ups[k] for k in order])
+        made = [x.cos() if k else x.tan() for k, x in zip(order, sums, strict=True)]
+        return parse(lazyrt.pending_graph(*made).to_text())
+
+    one, other, less = program((0, 1, 2)), program((2, 0, 1)), program((0, 1))
+
+    assert diff(one, other).is_empty
+    assert diff(other, one).is_empty
+    assert not diff(one, less).is_empty
