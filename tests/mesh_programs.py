@@ -317,7 +317,7 @@ def exchanges() -> None:
     tell("page", re.findall(r">([^<]+)<", page[page.index("split (") :]))
     shell: Any = InteractiveShell()
     shell.display_formatter.active_types = ["text/plain"]
-    shown = formatters._tensor_bundle(shell)(grid)["text/plain"]
+    shown = formatters._tensor_bundle(shell, lambda: None)(grid)["text/plain"]
     tell("terminal", shown.splitlines()[-5:])
     product = w @ v
     before = lazyrt.counters()

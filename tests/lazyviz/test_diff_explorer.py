@@ -383,8 +383,8 @@ def test_state_of_many_parameters_is_one_entry_with_its_optimizers_class(lab):
     assert "inputs Adam: `exp_avg` of 12 parameters, " in text
     assert "Adam: `exp_avg_sq` of 12 parameters are new" in text
     assert "another order" not in text
-    state = {f"+ Adam: {slot} of 12 parameters" for slot in ("exp_avg", "exp_avg_sq")}
-    assert state <= {label_text(box) for box in boxes}
+    drawn = {f"+ Adam: {slot} of 12 parameters" for slot in ("exp_avg", "exp_avg_sq")}
+    assert drawn <= {label_text(box) for box in boxes}
     assert "Adam: `exp_avg` of 12 parameters" in str(lazyviz.diff(first, second, "hlo"))
     assert not any(box.op.startswith("getitem") for box in boxes)
     state = next(k for k, box in enumerate(boxes) if "exp_avg of" in box.label)

@@ -241,7 +241,7 @@ def _trained(step: int) -> tuple[set[int], set[int]]:
         if kind not in _TENSORS or not (is_lazy(each) and each.requires_grad):
             continue
         for tensor in (each, each.grad) if each.is_leaf else ():
-            for state in states_of(tensor) if tensor is not None else ():
+            for state in states_of(tensor):
                 run, slot = made_in(state.base)
                 if run.__class__ is Run and run.step == step:
                     made = weights if tensor is each else gradients

@@ -146,14 +146,16 @@ def state_of(tensor: torch.Tensor) -> State:
     return tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined, no-any-return]
 
 
-def states_of(tensor: torch.Tensor) -> list[State]:
+def states_of(tensor: Any) -> list[State]:
     """Return the states behind a tensor, also in wrappers: a DTensor's own storage has none."""
+    if not is_lazy(tensor):
+        return []
     tensor = unwrapped(tensor)
     if is_traceable_wrapper_subclass(tensor):
         parts, _ = tensor.__tensor_flatten__()
         return [state for part in parts for state in states_of(getattr(tensor, part))]
-    is_ours = is_lazy(tensor) and hasattr(tensor.untyped_storage(), "_lazyrt")
-    return [state_of(tensor)] if is_ours else []
+    state = getattr(tensor.untyped_storage(), "_lazyrt", None)
+    return [] if state is None else [state]
 
 
 def value_of(tensor: torch.Tensor) -> Value:
