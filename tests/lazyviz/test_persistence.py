@@ -105,7 +105,7 @@ def example(name, folder):
             (folder / "rank-0.out").write_text("trained\n")
             return Launched(folder, (0,), 0.0)
         case "ProfileDiff":
-            profile = SimpleNamespace(steps=(), gaps=(), lines=())
+            profile = SimpleNamespace(steps=(), gaps=(), lines=(), reads=())
             return ProfileDiff(profile, profile)
         case "Strip":
             return Strip(fallbacks=(Fallback(op="aten.bincount", site="a.py:3"),))

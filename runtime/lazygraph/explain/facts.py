@@ -583,7 +583,7 @@ def whole(comparison: Comparison) -> Iterator[Fact]:
         yield Fact("whole", old, new)
 
 
-def _visit(vertex: Vertex) -> tuple[Any, ...] | None:
+def _visit(vertex: Vertex) -> tuple[str, Position | None, str, tuple[str, ...]] | None:
     """Return what an op of the forward pass has in common with itself in another round."""
     if vertex.is_leaf or vertex.backward or is_view(vertex):
         return None
@@ -617,7 +617,7 @@ def visits(side: Side) -> Table:
 @table("read")
 def reads(side: Side) -> Table:
     """How often the ops of each line and module read each input, through views."""
-    found: dict[tuple[Any, ...], list[int]] = {}
+    found: dict[tuple[str, str, Position | None, str], list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
         if name.holder in _OF_PROGRAM:
             continue
@@ -688,7 +688,9 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             line = cast("tuple[Position | None, str, str]", key)
             if line[0] not in skipped and not is_view(side[row.vertices[0]]):
                 lines.setdefault(line[:2], []).append(line)
-    found: dict[Hashable, list[Any]] = {}
+    found: dict[
+        Hashable, list[tuple[tuple[int, int], list[tuple[int, ...]], Loop | None]]
+    ] = {}
     for keys in map(dict.fromkeys, lines.values()):
         rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
         rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
