@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -148,21 +149,30 @@ def relay(address, words):
         "folder": os.getcwd(),  # noqa: PTH109
         "environment": dict(os.environ),
     }
-    process, early = 0, []
-
-    def pass_on(number, _):
-        os.kill(process, number) if process else early.append(number)
-
+    # Through a pipe, since a signal just before a read that blocks calls no handler until that ends.
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, pass_on)
+        signal.signal(number, lambda *_: None)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
-        answers = server.makefile()
-        process = int(answers.readline())
-        for number in early:
-            os.kill(process, number)
-        status = int(answers.readline())
+        answers: list[int] = []  # the number of the process, and how it ended
+        said = b""
+        while len(answers) < 2:
+            ready, _, _ = select.select(
+                [server.fileno(), wake][: 1 + len(answers)], [], []
+            )
+            if wake in ready:
+                for each in os.read(wake, 1 << 10):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(answers[0], each)
+            if server.fileno() in ready:
+                told = server.recv(1 << 10)
+                *lines, said = (said + told).split(b"\n")
+                answers += map(int, lines) if told else [0, -9]  # the server was killed
+    status = answers[-1]
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
         os.kill(os.getpid(), -status)
