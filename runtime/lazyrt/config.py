@@ -60,11 +60,6 @@ def flag(name: str, *, default: bool) -> bool:
     return word in _YES
 
 
-def _op_by_op(switch: str) -> bool:
-    both = flag("LAZYVIZ_OPBYOP", default=False)
-    return flag(f"LAZYVIZ_OPBYOP_{switch}", default=both)
-
-
 def _number(name: str, default: int, least: int = 0) -> int:
     text = os.environ.get(name)
     if text is None:
@@ -82,17 +77,6 @@ def _number(name: str, default: int, least: int = 0) -> int:
     return number
 
 
-def _optional_number(name: str) -> int | None:
-    return _number(name, 0, least=-1) if os.environ.get(name) else None
-
-
-def _kept_steps() -> Literal["off", "last"] | int:
-    text = os.environ.get("LAZYRT_KEEP_VALUES", "off").strip().lower()
-    if text in ("off", "last"):
-        return "last" if text == "last" else "off"
-    return _number("LAZYRT_KEEP_VALUES", 0)
-
-
 def record_folder() -> Path | None:
     """Return the folder that LAZYRT_RECORD names for the record of steps; None for none."""
     text = os.environ.get("LAZYRT_RECORD", "").strip()
@@ -106,9 +90,6 @@ def device_count() -> int | None:
 
 
 def _default_cache_dir() -> Path | None:
-    text = os.environ.get("LAZYRT_CACHE_DIR")
-    if text is not None:
-        return Path(text).expanduser() if text.strip() else None
     base = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     return Path(base).expanduser() / "lazyrt"
 
@@ -194,79 +175,44 @@ class Config(Readable):
             included. Environment: LAZYRT_REPLICA_TIMEOUT_S.
     """
 
-    read_policy: Literal["barrier", "peek"] = field(
-        default_factory=lambda: os.environ.get("LAZYRT_READ_POLICY", "barrier")  # type: ignore[arg-type,return-value]
-    )
-    compile_tier: Literal["optimised", "fast", "tiered"] = field(
-        default_factory=lambda: os.environ.get("LAZYRT_COMPILE_TIER", "optimised")  # type: ignore[arg-type,return-value]
-    )
-    share_layers: bool = field(
-        default_factory=lambda: flag("LAZYRT_SHARE_LAYERS", default=True)
-    )
-    barrier_after_optimizer: bool = field(
-        default_factory=lambda: flag("LAZYRT_BARRIER_AFTER_OPTIMIZER", default=True)
-    )
-    max_pending_nodes: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_PENDING_NODES", 200_000)
-    )
-    max_interned_nodes: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_INTERNED_NODES", 1_000_000)
-    )
-    max_executables: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_EXECUTABLES", 10_000)
-    )
-    max_plans: int = field(default_factory=lambda: _number("LAZYRT_MAX_PLANS", 20_000))
-    max_slices: int = field(default_factory=lambda: _number("LAZYRT_MAX_SLICES", 2_000))
-    max_result_types: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_RESULT_TYPES", 100_000)
-    )
-    max_decompositions: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_DECOMPOSITIONS", 4_096)
-    )
-    max_cache_bytes: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_CACHE_BYTES", 8 * 2**30)
-    )
+    read_policy: Literal["barrier", "peek"] = "barrier"
+    compile_tier: Literal["optimised", "fast", "tiered"] = "optimised"
+    share_layers: bool = True
+    barrier_after_optimizer: bool = True
+    max_pending_nodes: int = 200_000
+    max_interned_nodes: int = 1_000_000
+    max_executables: int = 10_000
+    max_plans: int = 20_000
+    max_slices: int = 2_000
+    max_result_types: int = 100_000
+    max_decompositions: int = 4_096
+    max_cache_bytes: int = 8 * 2**30
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
-    max_memory_bytes: int | None = field(
-        default_factory=lambda: _optional_number("LAZYRT_MAX_MEMORY_BYTES")
-    )
+    max_memory_bytes: int | None = None
     peek_memo_bytes: int = 256 * 2**20
-    keep_values: Literal["off", "last"] | int = field(default_factory=_kept_steps)
-    keep_values_bytes: int = field(
-        default_factory=lambda: _number("LAZYRT_KEEP_VALUES_BYTES", 2**30)
-    )
-    stop_at_nan: bool = field(
-        default_factory=lambda: flag("LAZYRT_STOP_AT_NAN", default=False)
-    )
-    max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
-    check_hits: bool = field(
-        default_factory=lambda: flag("LAZYRT_CHECK_HITS", default=False)
-    )
-    deferred_checks: bool = field(
-        default_factory=lambda: flag("LAZYRT_DEFERRED_CHECKS", default=True)
-    )
-    scope_policy: Literal["error", "split"] = field(
-        default_factory=lambda: os.environ.get("LAZYRT_SCOPE_POLICY", "error")  # type: ignore[arg-type,return-value]
-    )
-    dynamo_bridge: Literal["one", "three", "five"] = field(
-        default_factory=lambda: os.environ.get("LAZYRT_DYNAMO_BRIDGE", "one")  # type: ignore[arg-type,return-value]
-    )
-    max_async_closures: int = field(
-        default_factory=lambda: _number("LAZYRT_MAX_ASYNC_CLOSURES", 100)
-    )
+    keep_values: Literal["off", "last"] | int = "off"
+    keep_values_bytes: int = 2**30
+    stop_at_nan: bool = False
+    max_graphs: int = 0
+    check_hits: bool = False
+    deferred_checks: bool = True
+    scope_policy: Literal["error", "split"] = "error"
+    dynamo_bridge: Literal["one", "three", "five"] = "one"
+    max_async_closures: int = 100
     progress_after_s: float = 1.0
-    eager: bool = field(default_factory=lambda: flag("LAZYVIZ_EAGER", default=False))
-    op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))
-    op_by_op_barriers: bool = field(default_factory=lambda: _op_by_op("BARRIERS"))
-    independent_processes: bool = field(
-        default_factory=lambda: flag("LAZYRT_INDEPENDENT_PROCESSES", default=False)
-    )
-    replica_guard: bool = field(
-        default_factory=lambda: flag("LAZYRT_REPLICA_GUARD", default=True)
-    )
-    replica_timeout_s: float = field(
-        default_factory=lambda: float(_number("LAZYRT_REPLICA_TIMEOUT_S", 600, least=1))
-    )
+    eager: bool = False
+    op_by_op_reads: bool = False
+    op_by_op_barriers: bool = False
+    independent_processes: bool = False
+    replica_guard: bool = True
+    replica_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Take from the environment what it says."""
+        for name in _KINDS:
+            variable = next(iter(_variables_set(name)), None)
+            if variable is not None:
+                setattr(self, name, _given(variable, name, getattr(self, name)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in {f.name for f in fields(self)}:
@@ -417,9 +363,35 @@ def _variables_of(name: str) -> tuple[str, ...]:
     return _VARIABLES.get(name, (f"LAZYRT_{name.upper()}",))
 
 
+def _variables_set(name: str) -> list[str]:
+    return [each for each in _variables_of(name) if each in os.environ]
+
+
+def _given(variable: str, name: str, default: Any) -> Any:
+    """Return what an environment variable says of a setting.
+
+    Raises:
+        UsageError: It says nothing that the setting takes.
+    """
+    text, kind = os.environ[variable].strip(), _KINDS[name]
+    match kind:
+        case "bool":
+            return flag(variable, default=default)
+        case "Path | None":
+            return Path(text).expanduser() if text else None
+        case "int | None":
+            return _number(variable, 0, least=-1) if text else None
+        case "float":
+            return float(_number(variable, int(default), least=1))
+        case "int":
+            return _number(variable, default)
+    is_number = kind.endswith("| int") and text.lower() not in {"off", "last"}
+    return _number(variable, 0) if is_number else text.lower()
+
+
 def _initial_origin(name: str) -> str:
-    set_ = [variable for variable in _variables_of(name) if variable in os.environ]
-    return f"environment variable {set_[0]}" if set_ else "default"
+    found = _variables_set(name)
+    return f"environment variable {found[0]}" if found else "default"
 
 
 def _assignment(name: str, value: object) -> str:
