@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lazygraph import Graph
+    from lazygraph.snapshot import SourceLocation
 
 
 State = Literal["ended", "failed", "full", "running", "silent", "dump"]
@@ -19,21 +20,6 @@ Kind = Literal["equal", "gap", "graph", "place", "cut", "idle"]
 _MAX_CELLS = 1_000_000
 _MAX_ALIGNED = 250
 _SAME, _SAME_PLACE, _SAME_GRAPH = 6, 3, 2
-
-
-class Place(NamedTuple):
-    """A line of the user's source."""
-
-    file: str
-    line: int
-    function: str = ""
-    cell: int | None = None
-
-    def __str__(self) -> str:
-        """Return `cell 3 line 2` or `train.py:41`."""
-        if self.cell is not None:
-            return f"cell {self.cell} line {self.line}"
-        return f"{self.file.replace(chr(92), '/').rsplit('/', 1)[-1]}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +42,8 @@ class Barrier:
 
     cause: str
     tensor: str = ""
-    place: Place | None = None
-    lines: tuple[Place, ...] = ()
+    place: SourceLocation | None = None
+    lines: tuple[SourceLocation, ...] = ()
     step: str = ""
     graph: str = ""
     ops: int = 0
@@ -120,7 +106,7 @@ class Track:
     state: State = "dump"
     started: float = 0.0
     last_time: float = 0.0
-    last_lines: tuple[Place, ...] = ()
+    last_lines: tuple[SourceLocation, ...] = ()
     entered: Barrier | None = None
     failure: str = ""
     notes: tuple[str, ...] = ()

@@ -20,14 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lazygraph import Graph, GraphDiff
-    from lazyviz.divergence.alignment import (
-        Aligned,
-        Barrier,
-        Place,
-        Program,
-        Row,
-        Track,
-    )
+    from lazygraph.snapshot import SourceLocation
+    from lazyviz.divergence.alignment import Aligned, Barrier, Program, Row, Track
 
 _MAX_SIDES = 4
 _MAX_INPUTS = 3
@@ -259,7 +253,7 @@ def _let_all(barrier: Barrier, mark: str) -> str:
     )
 
 
-def _guard(lines: Sequence[Place]) -> str:
+def _guard(lines: Sequence[SourceLocation]) -> str:
     """Return the innermost `if` around the lines that lead to a barrier, and where it stands."""
     for line in lines:
         if line.cell is not None or not line.file.endswith(".py"):

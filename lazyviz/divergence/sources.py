@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph import HloError, diff, graph_of
 from lazygraph.read.open import looks_like_proto, readable
+from lazygraph.snapshot import SourceLocation
 from lazygraph.types import type_bytes
 from lazyviz.command_line import path_of
-from lazyviz.divergence.alignment import Barrier, Place, Program, State, Track, order
+from lazyviz.divergence.alignment import Barrier, Program, State, Track, order
 from lazyviz.foreign.evidence import (
     EvidenceError,
     Frame,
@@ -88,13 +89,13 @@ class _Reader:
         self._path = path
         self._now = now
         self._head: dict[str, Any] = {}
-        self._places: dict[int, tuple[Place, ...]] = {}
+        self._places: dict[int, tuple[SourceLocation, ...]] = {}
         self._barriers: list[Barrier] = []
         self._programs: dict[str, Program] = {}
         self._entered: Barrier | None = None
         self._why = self._failure = ""
         self._time = self._due = 0.0
-        self._lines: tuple[Place, ...] = ()
+        self._lines: tuple[SourceLocation, ...] = ()
         self._notes: list[str] = []
 
     def read(self, data: bytes) -> Track:
@@ -237,10 +238,10 @@ class _Reader:
         return "failed" if self._failure else "ended"
 
 
-def _places(lines: Any) -> tuple[Place, ...]:
+def _places(lines: Any) -> tuple[SourceLocation, ...]:
     """Return the places of a row, checked, as they may have been edited."""
     return tuple(
-        Place(
+        SourceLocation(
             one_line(str(each[0])),
             int(each[1]),
             one_line(str(each[2])),
@@ -485,8 +486,12 @@ def _barrier(graph: DumpedGraph) -> Barrier:
     )
 
 
-def _place_of(frame: Frame | None) -> Place | None:
-    return None if frame is None else Place(frame.file, frame.line, frame.function)
+def _place_of(frame: Frame | None) -> SourceLocation | None:
+    return (
+        None
+        if frame is None
+        else SourceLocation(frame.file, frame.line, frame.function)
+    )
 
 
 def _of_programs(
