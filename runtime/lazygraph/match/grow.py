@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, islice
-from operator import ne
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from lazygraph.match.state import Numbers, numbers
@@ -13,14 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lazygraph.match.state import Matching, Side
-
-# Scopes that name their nodes otherwise on the other side, at most so much of a slot for each.
-_MAX_DISPUTED = 0.01
-# Unpaired nodes on both sides, and pairs for each of them, that make another look worthwhile;
-# and of how many pairs the users are asked before it.
-_MANY = 5_000
-_ENOUGH = 0.25
-_FIRST_LEADS = 300
 
 
 def pair_equal_ancestors(
@@ -34,20 +25,7 @@ def pair_equal_ancestors(
         similar: Whether what grows from them may differ in sizes.
     """
     _pair_by_ancestors(matching, labels)
-    if labels == "full" and _is_worth_another_look(matching):
-        matching.grow(most=_FIRST_LEADS)
-        _pair_by_ancestors(matching, labels)
     matching.grow(similar=similar)
-
-
-def _is_worth_another_look(matching: Matching) -> bool:
-    """Return whether a break in a large graph leaves much whose ancestors are equal beyond it.
-
-    Where a few leads have stepped over the break, one more look at all ancestors pairs what is
-    beyond it at a third of the time of following lead after lead.
-    """
-    rest = min(len(matching.a.unpaired()), len(matching.b.unpaired()))
-    return rest > _MANY and matching.pairs > _ENOUGH * rest
 
 
 def _pair_by_ancestors(matching: Matching, labels: str) -> None:
@@ -66,45 +44,6 @@ def _pair_by_ancestors(matching: Matching, labels: str) -> None:
     _pair_ancestors(matching, found, heights)
 
 
-def pair_local_ancestors(
-    matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
-) -> None:
-    """Pair nodes whose ancestors within their scope occur once on each side.
-
-    What a scope reads from others counts by its label alone, so that a change in one scope
-    leaves the others as they are.
-
-    Args:
-        matching: Grows.
-        scopes_a: For each node of a number of its scope; 0 for none.
-        scopes_b: Likewise.
-    """
-    ids = numbers()
-    a = _local_ancestor_ids(matching.a, scopes_a, ids)
-    b = _local_ancestor_ids(matching.b, scopes_b, ids)
-    heights = [
-        height if scope else 0
-        for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
-    ]
-    found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
-    if _agree(matching, found):
-        _pair_ancestors(matching, found, heights)
-
-
-def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
-    """Return whether pairs read each other, which those of misleading scopes do not.
-
-    Equal ancestors have equally many operands, so that all slots can be laid in one row.
-    """
-    partner = dict(found)
-    slots_a = chain.from_iterable(map(matching.a.operands.__getitem__, partner))
-    slots_b = list(
-        chain.from_iterable(map(matching.b.operands.__getitem__, partner.values()))
-    )
-    disputed: int = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
-    return disputed <= _MAX_DISPUTED * len(found)
-
-
 def _pairs_of_ancestors(
     matching: Matching, a: list[int], b: list[int], heights: list[int], count: int
 ) -> list[tuple[int, int]]:
@@ -121,7 +60,7 @@ def _pairs_of_ancestors(
 def _pair_ancestors(
     matching: Matching, found: list[tuple[int, int]], heights: list[int]
 ) -> None:
-    matching.pair_all(found if not matching.pairs else _undisputed(matching, found))
+    matching.pair_all(found)
     partner, users = matching.a.partner, matching.a.users
     reading = {user for node in matching.a.unpaired() for user, _ in users[node]}
     open_pairs = [
@@ -133,23 +72,6 @@ def _pair_ancestors(
         matching.note_operands(-minus_x, y)
         matching.descend()
     matching.note_frontier(found)
-
-
-def _undisputed(
-    matching: Matching, found: Iterable[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return the pairs that earlier pairs do not contradict."""
-    kept = []
-    # Where few are paired, most have no neighbour that could say anything.
-    near_a, near_b = matching.near_pairs()
-    for x, y in found:
-        if near_a is not None and x not in near_a and y not in near_b:
-            kept.append((x, y))
-            continue
-        agree, conflict = matching.evidence(x, y)
-        if not conflict or conflict < agree:
-            kept.append((x, y))
-    return kept
 
 
 def _ancestor_ids(
@@ -195,19 +117,6 @@ def _heights(side: Side) -> list[int]:
     return heights
 
 
-def _local_ancestor_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list[int]:
-    """Return a number for the ancestors of each node within its scope."""
-    labels = side.full
-    ancestors = [ids[label] for label in labels]
-    for node, row in enumerate(side.operands):
-        scope = scopes[node]
-        if not scope or not row:
-            continue
-        seen = [ancestors[o] if scopes[o] == scope else -1 - labels[o] for o in row]
-        ancestors[node] = ids[(labels[node], *seen)]
-    return ancestors
-
-
 def _singles(nodes: Iterable[int], ancestors: Sequence[int], count: int) -> list[int]:
     """Return for each number the node that has it; -1 for none, -2 for several."""
     found = [-1] * count
@@ -251,8 +160,6 @@ def pair_in_order(
 
 _MAX_USERS = 64
 _MAX_SLOT = 7
-# Nodes that could be paired, if fewer than one in so many, are worth finding out who is near.
-_SPARSE = 4
 
 Ties = Literal["leave", "equal", "any"]
 
@@ -301,51 +208,25 @@ def _classes(
     labels_a, labels_b = (a.full, b.full) if exact else (a.skeleton, b.skeleton)
     colours_a = {n: known["first", labels_a[n], a.is_output[n]] for n in free_a}
     colours_b = {n: known["first", labels_b[n], b.is_output[n]] for n in free_b}
-    shared = set(colours_a.values()).intersection(colours_b.values())
-    if not shared:
+    if set(colours_a.values()).isdisjoint(colours_b.values()):
         return {}, {}
-    reach_a = _reach(a, colours_a, shared, rounds)
-    reach_b = _reach(b, colours_b, shared, rounds)
-    for wanted_a, wanted_b in zip(reach_a, reach_b, strict=True):
-        colours_a = _refined(a, colours_a, wanted_a, known, own=True)
-        colours_b = _refined(b, colours_b, wanted_b, known, own=False)
+    for _ in range(rounds):
+        colours_a = _refined(a, colours_a, known, own=True)
+        colours_b = _refined(b, colours_b, known, own=False)
     return _by_colour(colours_a), _by_colour(colours_b)
-
-
-def _reach(
-    side: Side, colours: dict[int, int], shared: set[int], rounds: int
-) -> list[list[int]]:
-    """Return for each round the nodes whose colour matters: for what the other side has too."""
-    wanted = [node for node, colour in colours.items() if colour in shared]
-    found = [wanted]
-    if len(wanted) * _SPARSE > len(colours):
-        return [list(colours)] * (rounds - 1) + found
-    near = dict.fromkeys(wanted)
-    edge = wanted
-    for _ in range(rounds - 1):
-        reached: dict[int, None] = {}
-        for node in edge:
-            reached.update(dict.fromkeys(side.operands[node]))
-            if len(side.users[node]) <= _MAX_USERS:
-                reached.update(dict.fromkeys([user for user, _ in side.users[node]]))
-        edge = [node for node in reached if node in colours and node not in near]
-        near.update(dict.fromkeys(edge))
-        found.append(list(near))
-    return found[::-1]
 
 
 def _refined(
     side: Side,
     colours: dict[int, int],
-    wanted: list[int],
     known: Numbers,
     *,
     own: bool,
 ) -> dict[int, int]:
     partner = side.partner
     refined = {}
-    for node in wanted:
-        seen: list[int | None] = [colours[node]]
+    for node, colour in colours.items():
+        seen: list[int | None] = [colour]
         for operand in side.operands[node]:
             other = partner[operand]
             pair = operand if own else other

@@ -132,30 +132,6 @@ _MAX_PASSES = 6
 _SAVED = 2
 
 
-def pair_contested(matching: Matching) -> None:
-    """Pair contested leads for which more speaks than against, the clearest first."""
-    while matching.contested:
-        found = []
-        skeleton_a, skeleton_b = matching.a.skeleton, matching.b.skeleton
-        for x, y in matching.contested:
-            if matching.is_free(x, y) and skeleton_a[x] == skeleton_b[y]:
-                agree, conflict = matching.evidence(x, y)
-                if agree > conflict:
-                    found.append((conflict - agree, x, y))
-        matching.contested.clear()
-        found.sort()
-        before = matching.pairs
-        for score, x, y in found:
-            if not matching.is_free(x, y):
-                continue
-            agree, conflict = matching.evidence(x, y)
-            if agree > conflict and conflict - agree <= score:
-                matching.pair(x, y)
-        if matching.pairs == before:
-            return
-        matching.grow(similar=True)
-
-
 def pair_by_gain(matching: Matching) -> None:
     """Pair nodes in the same place while that makes the edit script shorter."""
     for _ in range(_MAX_PASSES):
@@ -257,32 +233,19 @@ def _agreeing_users(matching: Matching, x: int, y: int) -> int:
     return count
 
 
-def pair_unmatched_leaves(matching: Matching) -> None:
-    """Pair inputs and constants that are outputs and nothing else, by their labels alone.
-
-    Among equal ones, that which is an output most often goes with the other side's.
-    """
-    _pair_lone(matching, matching.a.full, matching.b.full)
-
-
 def pair_handed_through(matching: Matching) -> None:
-    """Pair what is left of such leaves, whatever became of their types and shardings.
+    """Pair inputs and constants that are outputs and nothing else, the most alike first.
 
-    Equal types go together first. Strangers would be an input and an output less, and one more.
+    Strangers would be an input and an output less, and one more. Among equal ones, that which is
+    an output most often goes with the other side's.
     """
-    a, b = matching.a.graph, matching.b.graph
-    typed = [[*zip(each.ops, each.types, strict=True)] for each in (a, b)]
-    _pair_lone(matching, *typed)
-    _pair_lone(matching, a.ops, b.ops)
-
-
-def _pair_lone(
-    matching: Matching, labels_a: Sequence[object], labels_b: Sequence[object]
-) -> None:
-    leaves_b = _unmatched_leaves(matching.b, labels_b)
-    for label, leaves in _unmatched_leaves(matching.a, labels_a).items():
-        for x, y in zip(leaves, leaves_b.get(label, ()), strict=False):
-            matching.pair(x, y)
+    a, b = matching.a, matching.b
+    typed = [[*zip(each.graph.ops, each.graph.types, strict=True)] for each in (a, b)]
+    for labels_a, labels_b in ((a.full, b.full), typed, (a.graph.ops, b.graph.ops)):
+        leaves_b = _unmatched_leaves(b, labels_b)
+        for label, leaves in _unmatched_leaves(a, labels_a).items():
+            for x, y in zip(leaves, leaves_b.get(label, ()), strict=False):
+                matching.pair(x, y)
 
 
 def _unmatched_leaves(side: Side, labels: Sequence[object]) -> dict[object, list[int]]:
@@ -363,9 +326,6 @@ def refine(matching: Matching) -> None:
             if search.exchanges > _MAX_EXCHANGES:
                 matching.rewired = None
                 return
-        for x, y in edited:
-            if matching.a.partner[x] == y and search.pair_cost(x) > 1:
-                improved |= search.part(x, y)
         if not improved:
             return
         edited = search.still_edited(edited)
@@ -503,20 +463,6 @@ class _LocalSearch:
         if undo.old_y >= 0:
             b.partner[undo.old_y] = undo.x
         a.partner[undo.x], b.partner[undo.y] = undo.old_y, undo.old_x
-
-    def part(self, x: int, y: int) -> bool:
-        """Make x and y strangers if removing one and adding the other is cheaper."""
-        a, b = self._a, self._b
-        if self._is_crowded(x, y):
-            return False
-        near = self._neighbourhood((x,), (y,))
-        before = self._cost(near)
-        a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
-        self._touched.add(x)
-        if self._cost(near) < before:
-            return True
-        a.partner[x], b.partner[y] = y, x
-        return False
 
     def _is_crowded(self, x: int, y: int) -> bool:
         a, b = self._a, self._b

@@ -219,27 +219,14 @@ _MAX_ORDER_STEPS = 800
 _SHORT = 5_000
 # A share of an order that was found in the other one says that they are alike.
 _ALIKE = 0.5
-# A share of a program that the first result needs.
-_MUCH = 0.2
 
 
-def pair_in_reading_order(matching: Matching, *, whole: bool = True) -> None:
+def pair_in_reading_order(matching: Matching) -> None:
     """Pair what stands in the same place when both programs are read from their first result.
 
     A chain of like layers has no landmarks, but its order says which layer was inserted.
-
-    Args:
-        matching: Grows.
-        whole: Whether all is laid side by side. Else it is what the first result needs, if that
-            is much, as the forward pass is for the loss: what reads it follows from it then,
-            where the order of the backward pass could contradict that of the forward one.
     """
     order_a, order_b = _reading_order(matching.a), _reading_order(matching.b)
-    if not whole:
-        order_a, order_b = (
-            _first_part(matching.a, order_a),
-            _first_part(matching.b, order_b),
-        )
     found = dict(_aligned(matching, order_a, order_b))
     rows_a, rows_b = matching.a.operands, matching.b.operands
     seen = set(found.values())
@@ -281,12 +268,6 @@ def _reading_order(side: Side) -> list[int]:
             stack.append(-1 - node)
             stack += [each for each in reversed(side.operands[node]) if not seen[each]]
     return order
-
-
-def _first_part(side: Side, order: list[int]) -> list[int]:
-    """Return a program's reading order up to its first result, if that is much of it."""
-    end = next((k for k, node in enumerate(order, 1) if side.is_output[node]), 0)
-    return order[:end] if end > _MUCH * len(order) else order
 
 
 def _aligned(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict, deque
 from itertools import chain, count
 from typing import TYPE_CHECKING, TypeAlias
@@ -72,8 +71,6 @@ UNPAIRED = -1
 # Users of one node that are looked at. What everybody reads says little about who reads it.
 _MAX_FAN_OUT = 256
 _MAX_WITNESSES = 12
-# Up to this share of paired nodes it is quicker to ask who is near one of them.
-_FEW = 0.1
 # Fewer pairs than one for so many unpaired nodes are looked at one by one.
 _SPARSE = 8
 
@@ -105,10 +102,6 @@ class Side:
         for node in graph.outputs:
             self.is_output[node] = min(255, self.is_output[node] + 1)
 
-    def forget_unpaired(self) -> None:
-        """Let any node be unpaired again."""
-        self._free = list(range(len(self.partner)))
-
     def unpaired(self) -> list[int]:
         """Return the nodes without a partner, operands first; before `refine` they get fewer."""
         partner = self.partner
@@ -139,8 +132,6 @@ class Matching:
         self._equal_users: deque[tuple[int, int]] = deque()
         self._similar: deque[tuple[int, int]] = deque()
         self._fresh: deque[tuple[int, int]] = deque()
-        self._spread: list[tuple[int, int]] = []
-        self.contested: dict[tuple[int, int], None] = {}
         self.pairs = 0
         # Pairs of which a slot does not read partners, once `refine` knows them all.
         self.rewired: list[tuple[int, int]] | None = None
@@ -203,18 +194,6 @@ class Matching:
             partner_a[x], partner_b[y] = y, x
         self.pairs += len(partner_a) - partner_a.count(UNPAIRED) - before
 
-    def part(self, nodes: Iterable[int]) -> None:
-        """Take the partners of some nodes of a away, and note the leads anew."""
-        a, b = self.a, self.b
-        for x in nodes:
-            y = a.partner[x]
-            a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
-            self.pairs -= 1
-        a.forget_unpaired()
-        b.forget_unpaired()
-        self.forget_leads()
-        self.recent = list(self._fresh)
-
     def note_frontier(self, found: Sequence[tuple[int, int]]) -> None:
         """Note the pairs among these that have unpaired neighbours on both sides."""
         partner = self.a.partner
@@ -229,15 +208,6 @@ class Matching:
             return [(x, y) for x, y in found if _is_open(a, x) and _is_open(b, y)]
         near_a, near_b = _near(self.a), _near(self.b)
         return [(x, y) for x, y in found if x in near_a and y in near_b]
-
-    def near_pairs(self) -> tuple[set[int] | None, set[int]]:
-        """Return the neighbours of paired nodes on both sides; None if most are paired."""
-        if self.pairs > _FEW * len(self.a.partner):
-            return None, set()
-        partner = self.a.partner
-        found = [(x, y) for x, y in enumerate(partner) if y >= 0]
-        near_a = _neighbours(self.a, [x for x, _ in found])
-        return near_a, _neighbours(self.b, [y for _, y in found])
 
     def note_operands(self, x: int, y: int) -> None:
         """Note what follows from a pair for its operands."""
@@ -269,12 +239,11 @@ class Matching:
         while leads:
             attempt(*leads.popleft())
 
-    def grow(self, *, similar: bool = False, most: int = sys.maxsize) -> None:
+    def grow(self, *, similar: bool = False) -> None:
         """Follow all leads until none is left.
 
         Args:
             similar: Also pair nodes that differ in sizes, dtypes and constants.
-            most: Of how many pairs to ask the users; the others wait for the next time.
         """
         spread: list[tuple[int, int]] = []
         below, above, fresh = self._equal_operands, self._equal_users, self._fresh
@@ -284,7 +253,7 @@ class Matching:
                 attempt(*below.popleft())
             if above:
                 attempt(*above.popleft())
-            elif fresh and len(spread) < most:
+            elif fresh:
                 lead = fresh.popleft()
                 note_users(*lead, similar=False)
                 spread.append(lead)
@@ -293,18 +262,9 @@ class Matching:
             elif similar and spread:
                 for x, y in self.open_pairs(spread):
                     self._note_users(x, y, similar=True)
-                self._spread += spread
                 spread = []
             else:
-                self._spread += spread
                 return
-
-    def revisit(self) -> None:
-        """Look once more at the users of every pair, for similar ones."""
-        for x, y in self.open_pairs(self._spread):
-            self._note_users(x, y, similar=True)
-        self._spread = []
-        self.grow(similar=True)
 
     def forget_leads(self) -> None:
         """Drop all leads and note them anew from the pairs, when labels have changed."""
@@ -315,8 +275,6 @@ class Matching:
             self._fresh,
         ):
             leads.clear()
-        self.contested.clear()
-        self._spread = []
         partner = self.a.partner
         for x in sorted(_near(self.a)):
             if partner[x] >= 0:
@@ -337,11 +295,9 @@ class Matching:
                 other = partner_a[c]
                 if other != d:
                     if other >= 0 or partner_b[d] >= 0:
-                        self.contested[x, y] = None
                         return
                     leads = True
         if self._readers_contradict(x, y):
-            self.contested[x, y] = None
             return
         partner_a[x], partner_b[y] = y, x
         self.pairs += 1
@@ -393,29 +349,6 @@ class Matching:
                 continue
             if len(users) == 1 == len(others):
                 leads.append((users[0], others[0]))
-            else:
-                leads.extend(self._told_apart(users, others))
-
-    def _told_apart(
-        self, users: Sequence[int], others: Sequence[int]
-    ) -> list[tuple[int, int]]:
-        """Return pairs among like users that read the same partners in all slots."""
-        a, b = self.a, self.b
-        by_operands: dict[tuple[int, ...], list[int]] = {}
-        for user in users:
-            key = tuple([a.partner[operand] for operand in a.operands[user]])
-            by_operands.setdefault(key, []).append(user)
-        found = []
-        seen: dict[tuple[int, ...], list[int]] = {}
-        for other in others:
-            partner = b.partner
-            key = tuple([o if partner[o] >= 0 else -1 for o in b.operands[other]])
-            seen.setdefault(key, []).append(other)
-        for key, nodes_a in by_operands.items():
-            nodes_b = seen.get(key)
-            if nodes_b is not None and len(nodes_a) == 1 == len(nodes_b):
-                found.append((nodes_a[0], nodes_b[0]))
-        return found
 
 
 def _near(side: Side) -> set[int]:

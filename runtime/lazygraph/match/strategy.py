@@ -9,7 +9,6 @@ from lazygraph.match.grow import (
     bridge,
     pair_by_colour,
     pair_equal_ancestors,
-    pair_local_ancestors,
     pair_unique_labels,
 )
 from lazygraph.match.refine import (
@@ -19,10 +18,8 @@ from lazygraph.match.refine import (
     only_inserts,
     other_ops,
     pair_by_gain,
-    pair_contested,
     pair_handed_through,
     pair_leaves,
-    pair_unmatched_leaves,
     refine,
     script_cost,
 )
@@ -51,10 +48,8 @@ _SOME = 0.02
 # A share of a large graph that is crossed, or left over: like layers were mistaken for each
 # other between two places where some were inserted.
 _SHIFTED = 0.01
-# A share that, left over by the first leads, makes it worthwhile to read both programs in order.
-_LOST = 0.05
-_STARTS: tuple[str, ...] = ("hints", "colours", "ancestors", "first result", "order")
-_LARGE_STARTS: tuple[str, ...] = ("order", "first result", "colours")
+_STARTS = ("hints", "colours", "order")
+_LARGE_STARTS = ("order", "colours")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 # How often pairs that read no partners are made anew, at most.
 _RECONSIDERED = 6
@@ -124,14 +119,12 @@ def _of_small(a: Graph, b: Graph) -> _Found:
 def _of_large(a: Graph, b: Graph) -> Matching:
     """Return the matching of the first start, or of further ones while much of it looks wrong."""
     enough = _SHIFTED * min(len(a), len(b))
-    first, others = _best_begun(a, b)
+    first, others = _begun(a, b, "hints"), list(_LARGE_STARTS)
     _finish(first)
     doubtful = disputed(first)
     rest, is_crossed = _left_over(first), crossed(first, doubtful) > enough
     best = _found(first)
     if not is_crossed and rest <= enough:
-        if others[0] != "order":
-            best = _reconsidered(best)
         if may_be_mistaken(best.matching):
             best = best.or_better(_found(_match(a, b, others[0])))
         return best.matching
@@ -148,21 +141,6 @@ def _of_large(a: Graph, b: Graph) -> Matching:
         best = _tried(best, start)
     is_rest_large = rest > _MUCH * min(len(a), len(b))
     return (_tried(best, "shapes") if is_rest_large else best).matching
-
-
-def _best_begun(a: Graph, b: Graph) -> tuple[Matching, list[str]]:
-    """Return the better beginning of two, and which starts are left.
-
-    Where like layers are exchanged, or one of them is inserted, no ancestors behind that place is
-    equal, and more is left over than was inserted. The reading orders are alike then.
-    """
-    first, others = _begun(a, b, "hints"), list(_LARGE_STARTS)
-    lost = _LOST * min(len(a), len(b))
-    if _left_over(first) > max(lost, abs(len(a) - len(b))):
-        ordered = _begun(a, b, others[0])
-        if _open(ordered) < _open(first):
-            return ordered, ["hints", *others[1:]]
-    return first, others
 
 
 def _tried(best: _Found, start: str) -> _Found:
@@ -183,11 +161,6 @@ def _left_over(matching: Matching) -> int:
     return min(side.partner.count(UNPAIRED) for side in (matching.a, matching.b))
 
 
-def _open(matching: Matching) -> int:
-    """Return how much of a matching is not settled yet."""
-    return _left_over(matching) + len(disputed(matching))
-
-
 def _match(a: Graph, b: Graph, start: str) -> Matching:
     if start == "shapes":
         matching = Matching(a, b)
@@ -201,33 +174,19 @@ def _match(a: Graph, b: Graph, start: str) -> Matching:
 def _begun(a: Graph, b: Graph, start: str) -> Matching:
     """Return a matching of what is equal, and of what follows from it."""
     matching = Matching(a, b)
-    pair_unmatched_leaves(matching)
     if start == "colours":
         for rounds in _EXACT_ROUNDS:
             while pair_by_colour(matching, rounds, "leave", exact=True):
                 matching.grow()
     elif start == "hints":
         _by_hints(matching)
-    elif start in {"order", "first result"}:
-        pair_in_reading_order(matching, whole=start == "order")
+    elif start == "order":
+        pair_in_reading_order(matching)
     pair_equal_ancestors(matching, "full")
     if _is_done(matching):
         return matching
-    if max(len(a), len(b)) > _SMALL:
-        _part_crossed(matching)
     _spread(matching)
     return matching
-
-
-def _part_crossed(matching: Matching) -> None:
-    """Give up what reads no partners before more follows from it, where much is crossed.
-
-    It would be paired anew in the end; small graphs are, from several starts.
-    """
-    doubtful = disputed(matching)
-    if crossed(matching, doubtful) > _SHIFTED * len(matching.a.graph):
-        matching.part(doubtful)
-        matching.grow()
 
 
 def _spread(matching: Matching) -> None:
@@ -248,12 +207,9 @@ def _finish(matching: Matching) -> None:
         matching.grow(similar=True)
     for rounds, ties in _COLOUR_ROUNDS:
         _by_colours(matching, rounds, ties)
-    matching.revisit()
-    pair_contested(matching)
     pair_unique_labels(matching, a.inputs, b.inputs)
     pair_unique_labels(matching, range(len(a)), range(len(b)))
     matching.grow(similar=True)
-    pair_contested(matching)
     pair_by_gain(matching)
     pair_leaves(matching)
     pair_handed_through(matching)
@@ -267,7 +223,6 @@ def _by_shapes(matching: Matching) -> None:
     a.full, b.full = blind_labels(a.graph, b.graph)
     a.skeleton, b.skeleton = a.full, b.full
     matching.forget_leads()
-    pair_unmatched_leaves(matching)
     pair_equal_ancestors(matching, "full")
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
     matching.grow()
@@ -358,7 +313,6 @@ def _by_hints(matching: Matching) -> None:
     a.full = [known[each] for each in zip(labels_a, hints_a, strict=True)]
     b.full = [known[each] for each in zip(labels_b, hints_b, strict=True)]
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
-    pair_local_ancestors(matching, _scopes(hints_a), _scopes(hints_b))
     pair_equal_ancestors(matching, "full")
     pair_unique_labels(matching, range(len(a.graph)), range(len(b.graph)))
     matching.grow()
@@ -371,14 +325,6 @@ def _share_labels(a: Side, b: Side) -> bool:
     """Return whether labels say anything: another dtype makes all of them new."""
     shared = set(a.full).intersection(b.full)
     return sum(map(shared.__contains__, a.full)) > _MUCH * len(a.full)
-
-
-def _scopes(hints: list[str]) -> list[int]:
-    """Return a number for each node's scope, 0 for none."""
-    known = numbers()
-    known[""]  # the first number
-    scope_of = {hint: known[hint.rpartition("/")[0]] for hint in set(hints)}
-    return [scope_of[hint] for hint in hints]
 
 
 def _hints(graph: Graph) -> list[str] | None:
