@@ -9,6 +9,7 @@ import pytest
 from lazygraph import GraphBuilder, Origin, apply_script, diff, parse
 from lazygraph.match import grow
 from lazygraph.match.state import Matching
+from lazygraph.match.strategy import _by_hints
 from tests import hlo_chains, hlo_zoo
 
 
@@ -198,10 +199,12 @@ def test_another_dtype_throughout_leaves_scopes_their_say():
     names = [f"e{k}" for k in range(8)]
     a, b = mixture(3, 8, names), mixture(3, 9, [*names[:3], "n", *names[3:]], "bf16")
 
-    found = diff(a, b)
+    matching = Matching(a, b)
 
-    assert (found.removed, len(found.changed)) == ([], len(a))
-    assert all(a.ops[x] == b.ops[y] for x, y in found.changed)
+    _by_hints(matching)
+
+    assert matching.pairs >= len(a) - 3 * 2
+    assert all(a[x].op == b[y].op for x, y in enumerate(matching.a.partner) if y >= 0)
 
 
 def test_what_many_nodes_read_is_looked_at_once(monkeypatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
+from operator import ne
 from typing import TYPE_CHECKING, Literal
 
 from lazygraph.match.state import Numbers, numbers
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lazygraph.match.state import Matching, Side
+
+
+# Scopes that name their nodes otherwise on the other side, at most so much of a slot for each.
+_MAX_DISPUTED = 0.01
 
 
 def pair_equal_ancestors(
@@ -42,6 +47,45 @@ def _pair_by_ancestors(matching: Matching, labels: str) -> None:
     heights = _heights(matching.a)
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     _pair_ancestors(matching, found, heights)
+
+
+def pair_local_ancestors(
+    matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
+) -> None:
+    """Pair nodes whose ancestors within their scope occur once on each side.
+
+    What a scope reads from others counts by its label alone, so that a change in one scope
+    leaves the others as they are.
+
+    Args:
+        matching: Grows.
+        scopes_a: For each node of a number of its scope; 0 for none.
+        scopes_b: Likewise.
+    """
+    ids = numbers()
+    a = _local_ancestor_ids(matching.a, scopes_a, ids)
+    b = _local_ancestor_ids(matching.b, scopes_b, ids)
+    heights = [
+        height if scope else 0
+        for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
+    ]
+    found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
+    if _agree(matching, found):
+        _pair_ancestors(matching, found, heights)
+
+
+def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
+    """Return whether pairs read each other, which those of misleading scopes do not.
+
+    Equal ancestors have equally many operands, so that all slots can be laid in one row.
+    """
+    partner = dict(found)
+    slots_a = chain.from_iterable(map(matching.a.operands.__getitem__, partner))
+    slots_b = list(
+        chain.from_iterable(map(matching.b.operands.__getitem__, partner.values()))
+    )
+    disputed: int = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
+    return disputed <= _MAX_DISPUTED * len(found)
 
 
 def _pairs_of_ancestors(
@@ -115,6 +159,19 @@ def _heights(side: Side) -> list[int]:
         elif row:
             heights[node] = max([heights[o] for o in row]) + 1
     return heights
+
+
+def _local_ancestor_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list[int]:
+    """Return a number for the ancestors of each node within its scope."""
+    labels = side.full
+    ancestors = [ids[label] for label in labels]
+    for node, row in enumerate(side.operands):
+        scope = scopes[node]
+        if not scope or not row:
+            continue
+        seen = [ancestors[o] if scopes[o] == scope else -1 - labels[o] for o in row]
+        ancestors[node] = ids[(labels[node], *seen)]
+    return ancestors
 
 
 def _singles(nodes: Iterable[int], ancestors: Sequence[int], count: int) -> list[int]:

@@ -9,6 +9,7 @@ from lazygraph.match.grow import (
     bridge,
     pair_by_colour,
     pair_equal_ancestors,
+    pair_local_ancestors,
     pair_unique_labels,
 )
 from lazygraph.match.refine import (
@@ -313,6 +314,7 @@ def _by_hints(matching: Matching) -> None:
     a.full = [known[each] for each in zip(labels_a, hints_a, strict=True)]
     b.full = [known[each] for each in zip(labels_b, hints_b, strict=True)]
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
+    pair_local_ancestors(matching, _scopes(hints_a), _scopes(hints_b))
     pair_equal_ancestors(matching, "full")
     pair_unique_labels(matching, range(len(a.graph)), range(len(b.graph)))
     matching.grow()
@@ -325,6 +327,14 @@ def _share_labels(a: Side, b: Side) -> bool:
     """Return whether labels say anything: another dtype makes all of them new."""
     shared = set(a.full).intersection(b.full)
     return sum(map(shared.__contains__, a.full)) > _MUCH * len(a.full)
+
+
+def _scopes(hints: list[str]) -> list[int]:
+    """Return a number for each node's scope, 0 for none."""
+    known = numbers()
+    known[""]  # the first number
+    scope_of = {hint: known[hint.rpartition("/")[0]] for hint in set(hints)}
+    return [scope_of[hint] for hint in hints]
 
 
 def _hints(graph: Graph) -> list[str] | None:
