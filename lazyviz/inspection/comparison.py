@@ -14,7 +14,7 @@ from lazygraph import Graph, GraphDiff, HloError, parse, read
 from lazygraph import diff as graph_diff
 from lazygraph import minimise as smallest
 from lazygraph import trace_value as follow
-from lazygraph.explain.nearest import nearest
+from lazygraph.explain.compare import nearest
 from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
 from lazyviz import session

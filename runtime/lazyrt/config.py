@@ -212,7 +212,7 @@ class Config(Readable):
         for name in _KINDS:
             variable = next(iter(_variables_set(name)), None)
             if variable is not None:
-                setattr(self, name, _given(variable, name, getattr(self, name)))
+                setattr(self, name, _given(self, variable, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in {f.name for f in fields(self)}:
@@ -367,13 +367,14 @@ def _variables_set(name: str) -> list[str]:
     return [each for each in _variables_of(name) if each in os.environ]
 
 
-def _given(variable: str, name: str, default: Any) -> Any:
+def _given(settings: Config, variable: str, name: str) -> object:
     """Return what an environment variable says of a setting.
 
     Raises:
         UsageError: It says nothing that the setting takes.
     """
     text, kind = os.environ[variable].strip(), _KINDS[name]
+    default = getattr(settings, name)
     match kind:
         case "bool":
             return flag(variable, default=default)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lazygraph.explain.attribute import Closure
+from lazygraph.explain.attribute import Closure, at
 from lazygraph.explain.compare import FALLBACK, differs, is_break, is_view, position
 from lazygraph.explain.facts import Fact, Row, of_pairs
-from lazygraph.explain.sentences import at
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
+from lazygraph.explain.attribute import at, in_brackets
 from lazygraph.explain.compare import is_break, is_view, position
 from lazygraph.explain.facts import (
     dtype_of,
@@ -22,18 +23,16 @@ from lazygraph.explain.facts import (
     shape_of,
     update_lines,
 )
-from lazygraph.explain.sentences import at, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazygraph.explain.attribute import Claim, Closure
+    from lazygraph.explain.attribute import Claim, Closure, Fields
     from lazygraph.explain.compare import Comparison, Side
     from lazygraph.explain.facts import Fact, Row
     from lazygraph.explain.model import Kind
-    from lazygraph.explain.sentences import Fields
     from lazygraph.snapshot import Vertex
 
 
@@ -45,7 +44,7 @@ class CauseRow:
         kind: Its name.
         of: The table of facts that it reads.
         holds: Whether a fact is this cause.
-        says: The sentence; `sentences.fields_of` lists what it may name.
+        says: The sentence; `attribute.fields_of` lists what it may name.
         fix: What to do.
         spread: What follows from it.
         group: What facts of one sentence share.

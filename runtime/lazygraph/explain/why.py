@@ -7,13 +7,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
-from lazygraph.explain.attribute import Claim, attribute, spread_together
+from lazygraph.explain.attribute import (
+    Claim,
+    at,
+    attribute,
+    fields_of,
+    in_brackets,
+    spread_together,
+)
 from lazygraph.explain.compare import (
     FALLBACK,
     LIMIT,
     Comparison,
     differs,
     is_break,
+    nearest,
     position,
 )
 from lazygraph.explain.facts import Fact, facts_of
@@ -23,8 +31,6 @@ from lazygraph.explain.model import (
     EditCounts,
     Explanation,
 )
-from lazygraph.explain.nearest import nearest
-from lazygraph.explain.sentences import at, fields_of, in_brackets
 from lazygraph.numbers import listed, plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 

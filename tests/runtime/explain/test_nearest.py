@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from lazygraph.explain import nearest as search
+from lazygraph.explain import compare as search
 from lazygraph.explain.model import StepKey
 from lazygraph.snapshot import Name, Snapshot, Vertex
 from lazyrt.execution.graph_registry import CompiledGraph
