@@ -33,11 +33,6 @@ REFUSED = {
 __getattr__ = refuse("torch_xla.runtime", REFUSED)
 
 
-def device_type() -> str:
-    """Return the kind of hardware under the lazy device, such as `CPU`."""
-    return _xm.xla_device_hw()
-
-
 @of_replicas
 def world_size() -> int:
     """Return how many processes the process group has; 1 without one."""
@@ -74,6 +69,7 @@ def local_device_count() -> int:
 
 
 # Equal by another name.
+device_type = _xm.xla_device_hw
 process_count = global_device_count = world_size
 process_index = global_ordinal
 addressable_device_count = local_device_count

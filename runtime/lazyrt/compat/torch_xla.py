@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import lazyrt
 from lazyrt.compat import _XLAC, common
 from lazyrt.compat import xla_model as _xm
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    import torch
 
     from lazyrt.ir.active import OnRead
 
@@ -45,11 +45,6 @@ def devices() -> list[torch.device]:
     return [lazyrt.device()]
 
 
-def real_devices() -> list[str]:
-    """Return what the lazy device is in truth, such as `['CPU:0']`."""
-    return _xm.xla_real_devices()
-
-
 @of_replicas
 def device_count() -> int:
     """Return 1."""
@@ -61,9 +56,9 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     _xm.mark_step(wait=wait, reset_scope=reset_scope)
 
 
-def manual_seed(seed: int, device: Any = None) -> None:
-    """Seed torch's generators, that of the lazy device included."""
-    torch.manual_seed(seed)
+# Equal by another name.
+real_devices = _xm.xla_real_devices
+manual_seed = _xm.set_rng_state
 
 
 @of_replicas

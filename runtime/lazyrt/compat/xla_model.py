@@ -440,9 +440,7 @@ def get_stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     return lazyrt.pending_graph(*(tensors or ())).lower().as_text("stablehlo")
 
 
-def enable_eager_execution() -> None:
-    """Compile and run each op by itself from now on; legal at any time."""
-    lazyrt.enable_eager_execution()
+enable_eager_execution = lazyrt.enable_eager_execution
 
 
 class RateTracker:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import lazyrt
 from lazyrt.compat.common import refuse
 from lazyrt.observe.metrics import metrics as _metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = [
     "clear_all", "clear_counters", "clear_metrics", "counter_names", "counter_value",
@@ -54,40 +49,14 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     return count, float(total), pairs
 
 
-def clear_counters() -> None:
-    """Set all counters to zero."""
-    _metrics.clear_counters()
-
-
-def clear_metrics() -> None:
-    """Forget all samples."""
-    _metrics.clear_samples()
-
-
-def clear_all() -> None:
-    """Forget all samples and set all counters to zero."""
-    lazyrt.reset_counters()
-
-
 def executed_fallback_ops() -> list[str]:
     """Return the counters of the ops that ran on the CPU, such as `aten::nonzero`."""
     return [name for name in counter_names() if name.startswith("aten::")]
 
 
-def metrics_report(*, legacy: bool = False) -> str:
-    """Return the report in the original's format.
-
-    Args:
-        legacy: Whether to print durations as wrongly as the original does.
-    """
-    return lazyrt.metrics_report(legacy=legacy)
-
-
-def short_metrics_report(
-    counter_names: Iterable[str] | None = None,
-    metric_names: Iterable[str] | None = None,
-    *,
-    legacy: bool = False,
-) -> str:
-    """Return a report of a few names and of the ops that ran on the CPU."""
-    return lazyrt.short_metrics_report(counter_names, metric_names, legacy=legacy)
+# Equal by another name, or by the same.
+clear_counters = _metrics.clear_counters
+clear_metrics = _metrics.clear_samples
+clear_all = lazyrt.reset_counters
+metrics_report = lazyrt.metrics_report
+short_metrics_report = lazyrt.short_metrics_report
