@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import re
 from copy import copy
 from functools import cached_property
@@ -455,7 +456,7 @@ class GraphBuilder:
             source: See `Graph.source`.
             part: See `Graph.part`.
         """
-        live = _live(self.operands, outputs)
+        live = needed(self.operands, outputs)
         found = list(dead)
         if not all(live):
             found += self._drop(live)
@@ -513,13 +514,21 @@ def _shown_name(name: str | int) -> str:
     return f"%{name}" if isinstance(name, int) else name
 
 
-def _live(operands: Sequence[Sequence[int]], outputs: Sequence[int]) -> bytearray:
+def hashed(text: str) -> str:
+    """Return sixteen digits that stand for a text, behind a `#`."""
+    data = text.encode("utf-8", "surrogatepass")
+    return "#" + hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def needed(operands: Sequence[Sequence[int]], outputs: Sequence[int]) -> bytearray:
+    """Return for each node whether some outputs need it; operands stand before their users."""
     live = bytearray(len(operands))
     for node in outputs:
         live[node] = 1
-    for node in range(len(operands) - 1, -1, -1):
+    last = max(outputs, default=-1)
+    for node, row in zip(range(last, -1, -1), operands[last::-1], strict=False):
         if live[node]:
-            for operand in operands[node]:
+            for operand in row:
                 live[operand] = 1
     return live
 

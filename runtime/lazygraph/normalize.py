@@ -7,7 +7,6 @@ layouts, channel ids, backend configs and metadata; a called computation is a fi
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,8 @@ from lazygraph.graph import (
     GraphBuilder,
     Label,
     dead_node,
+    hashed,
+    needed,
 )
 from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import (
@@ -33,7 +34,7 @@ from lazygraph.read.hlo_module import (
 from lazygraph.types import without_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterator
 
     from lazygraph.read.hlo_module import Computation, Form, HloModule, Instruction
 
@@ -318,7 +319,6 @@ _CALLEES = frozenset({
 _NAME = re.compile(r"%?([\w.\-]+)")
 _REFERENCE = re.compile(r"@([\w$.\-]+)")
 _BLANK = re.compile(r"\s+")
-_DIGEST_BYTES = 8
 
 
 def graph_of_module(module: HloModule, computation: str = "") -> Graph:
@@ -371,10 +371,10 @@ class _Normaliser:
 
     def graph(self, computation: Computation) -> Graph:
         builder = GraphBuilder(self._module.name, self._module.origin, name_in)
-        live = _live(computation.operands, [computation.root])
+        live = needed(computation.operands, [computation.root])
         effects = [k for k in self._effects(computation) if not live[k]]
         if effects:
-            live = _live(computation.operands, [computation.root, *effects])
+            live = needed(computation.operands, [computation.root, *effects])
         dead = [
             self._dead(computation, k) for k, is_live in enumerate(live) if not is_live
         ]
@@ -576,18 +576,11 @@ class _Normaliser:
             number = table[form].literal if table[form].op == PARAMETER else ""
             operands = "".join([digests[each] for each in row])
             text = f"{tuple(self.label(form))}{number}{operands}"
-            digest = hashlib.blake2b(
-                text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
-            )
-            digests.append(digest.hexdigest())
+            digests.append(hashed(text))
         effects = self._effects(computation)
         ends = sorted(digests[each] for each in effects if each != computation.root)
-        if not ends:
-            return f"#{digests[computation.root]}"
-        text = "".join([digests[computation.root], *ends])
-        return (
-            f"#{hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
-        )
+        root = digests[computation.root]
+        return hashed("".join([root, *ends])) if ends else root
 
 
 def meshes_of(header: str) -> dict[str, str]:
@@ -622,18 +615,6 @@ def _effectful(module: HloModule) -> set[str]:
 def _has_effect(form: Form) -> bool:
     """Return whether an instruction does something besides giving a result."""
     return form.op in _EFFECTS or (form.op == _CUSTOM and _SIDE_EFFECT in form.attrs)
-
-
-def _live(operands: Sequence[tuple[int, ...]], roots: Sequence[int]) -> bytearray:
-    live = bytearray(len(operands))
-    for root in roots:
-        live[root] = 1
-    last = max(roots)
-    for position, row in zip(range(last, -1, -1), operands[last::-1], strict=True):
-        if live[position]:
-            for each in row:
-                live[each] = 1
-    return live
 
 
 def _number(computation: Computation, position: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.errors import HloError
+from lazygraph.graph import needed
 from lazygraph.normalize import VARIADIC, called, element_index
 from lazygraph.numbers import share_text
 from lazygraph.read.open import module_of
@@ -79,18 +80,10 @@ def _must_stand(module: HloModule, computation: Computation, position: int) -> b
 def dead_rows(computation: Computation, *, is_excerpt: bool = False) -> list[int]:
     """Return the positions of what the result of a computation does not need."""
     rows = computation.instructions
-    live = bytearray(len(rows))
     if is_excerpt:
-        for row in rows:
-            for operand in row.operands:
-                if operand >= 0:
-                    live[operand] = 1
-    else:
-        live[computation.root] = 1
-        for position in range(len(rows) - 1, -1, -1):
-            if live[position]:
-                for operand in rows[position].operands:
-                    live[operand] = 1
+        read = {operand for row in rows for operand in row.operands}
+        return [position for position in range(len(rows)) if position not in read]
+    live = needed(computation.operands, [computation.root])
     return [position for position, is_live in enumerate(live) if not is_live]
 
 

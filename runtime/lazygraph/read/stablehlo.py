@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import TYPE_CHECKING
 
 from lazygraph.errors import HloSyntaxError
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder
+from lazygraph.graph import PARAMETER, Graph, GraphBuilder, hashed
 from lazygraph.read.hlo_module import closing, split_commas
 from lazygraph.read.mlir_text import (
     REGIONS,
@@ -51,7 +50,6 @@ _MAX_RESULTS = 1_000_000
 _MAX_NESTING = 30
 # Regions of up to so many letters are the same ones again and again.
 _SMALL_REGION = 600
-_DIGEST_BYTES = 8
 
 
 class FunctionReader:
@@ -370,7 +368,7 @@ class FunctionReader:
         )
         if any(row.text.startswith("^") for row in function.body):
             # Several blocks with jumps between them, which no graph has.
-            return _hash(_BLANK.sub(" ", VALUE.sub("%", text)))
+            return hashed(_BLANK.sub(" ", VALUE.sub("%", text)))
         reader = FunctionReader(self._module, function, self)
         graph = reader.region(order)
         digest = digest_of(graph)
@@ -449,13 +447,8 @@ def digest_of(graph: Graph) -> str:
     for node, row in enumerate(graph.operands):
         number = graph.numbers.get(node, "")
         operands = "".join([digests[each] for each in row])
-        digests.append(_hash(f"{tuple(graph.label(node))}{number}{operands}"))
-    return _hash("".join([digests[each] for each in graph.outputs]))
-
-
-def _hash(text: str) -> str:
-    data = text.encode("utf-8", "surrogatepass")
-    return "#" + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+        digests.append(hashed(f"{tuple(graph.label(node))}{number}{operands}"))
+    return hashed("".join([digests[each] for each in graph.outputs]))
 
 
 def _short(op: str) -> str:
