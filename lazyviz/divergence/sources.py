@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import re
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph import HloError, diff, graph_of
 from lazygraph.read.open import looks_like_proto, readable
+from lazygraph.read.stablehlo import digest_of
 from lazygraph.snapshot import SourceLocation
 from lazygraph.types import type_bytes
 from lazyviz.command_line import path_of
@@ -499,21 +499,12 @@ def _of_programs(
 ) -> tuple[list[Barrier], dict[str, Program]]:
     barriers, programs = [], {}
     for graph in parse_programs(contents).graphs:
-        identity = _digest(graph)
+        identity = digest_of(graph).lstrip("#")
         programs[identity] = Program(load=partial(graph_of, graph))
         barriers.append(
             Barrier(cause="program", step=graph.name, graph=identity, ops=len(graph))
         )
     return barriers, programs
-
-
-def _digest(graph: Graph) -> str:
-    """Return what equals for graphs that are written alike."""
-    rows = [
-        (graph.ops[k], graph.types[k], graph.attrs[k], graph.label(k).literal, tuple(operands))
-        for k, operands in enumerate(graph.operands)
-    ]  # fmt: skip
-    return hashlib.sha256(repr((rows, graph.outputs)).encode()).hexdigest()[:32]
 
 
 def _merged(tracks: Sequence[Track]) -> list[Track]:
