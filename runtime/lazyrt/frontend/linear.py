@@ -27,7 +27,7 @@ from lazyrt.frontend.torch_compat import (
     is_followed,
 )
 from lazyrt.ir.live import Buffer, lock, pending
-from lazyrt.ir.node import Args, Tables, Value, is_carried
+from lazyrt.ir.node import Args, Tables, Value, carried
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -84,12 +84,10 @@ def _record_again(tables: Tables, read: Args) -> _Recorded | None:
         read: What the call reads.
     """
     found: _Recorded | None = tables.known.get(read)
-    # What is pending from before the cell has another line: its ops are recorded one by one.
-    if found is None or any(is_carried(value.node) for value in found.nodes):
+    # What is pending from before the cell has lines of its own: ops are recorded one by one.
+    if found is None or carried:
         return None
-    walk = Walk()
-    for value in found.nodes:
-        record.record_again(value, walk)
+    record.record_together(found.nodes)
     return found
 
 

@@ -759,7 +759,7 @@ def remember_forward(origin: Provenance) -> None:
     Only the first op after a number was given out is the one that it was given to: ops that
     need no gradient get none.
     """
-    if origin.backward is None and torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         number = sequence_number() - 1
         if number == _forwards.noted:
             return

@@ -29,17 +29,17 @@ from lazyrt.ir.node import (
     Table,
     Tables,
     Value,
-    is_carried,
+    carried,
     iter_values,
     map_values,
-    own_origins,
+    present,
 )
 from lazyrt.lowering import registry
 from lazyrt.lowering.spec import SpecFailure, spec_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.node import Provenance
     from lazyrt.lowering.spec import Spec
@@ -193,37 +193,48 @@ def record_again(known: Any, walk: provenance.Walk | None) -> Any:
     Raises:
         FallbackNeeded: The op was found to be one that cannot be compiled.
     """
-    global _interned
     is_one = known.__class__ is Value
     node: Any = known.node if is_one else next(iter_values(known)).node
     if node.spec.failure:
         raise FallbackNeeded(node.spec.failure)
-    _interned += not scalars.rehearses()
-    # The pending one keeps its line, so this one is another node until they are merged.
-    if is_carried(node):
+    if node.id in carried:
+        # The pending one keeps its line, so this one is another node until they are merged.
         made = _twin_of(node, node.args, _take_number(), _capture(node.args, walk))
         merging.note_repeated()
         return map_values(known, lambda value: made.outputs[value.index])
-    if node.id not in own_origins():
+    if node.id not in present.origins:
         _note_origin(node.id, _capture(node.args, walk))
     return known
+
+
+def record_together(values: Iterable[Value]) -> None:
+    """Record known ops of one call, as `record_again` does each of them."""
+    walk, origins = provenance.Walk(), present.origins
+    for value in values:
+        node: Any = value.node
+        if node.spec.failure:
+            raise FallbackNeeded(node.spec.failure)
+        if node.id not in origins:
+            _note_origin(node.id, walk.origin or _capture(node.args, walk))
 
 
 def _capture(args: Args, walk: provenance.Walk | None) -> Provenance:
     """Return the provenance of an op that is being recorded, and remember it for its backward ops."""
     is_first = walk is None or walk.origin is None
     origin = provenance.capture(args, 4, walk)
-    if is_first:
+    if is_first and origin.backward is None:
         provenance.remember_forward(origin)
     return origin
 
 
 def _note_origin(number: int, origin: Provenance) -> None:
     """Note where the pending step's call site has recorded a node."""
-    origins = own_origins()
-    origins[number] = origin
+    global _interned
+    present.origins[number] = origin
     if scalars.rehearses():
-        scalars.note_rehearsed(origins, number)
+        scalars.note_rehearsed(present.origins, number)
+    else:
+        _interned += 1
 
 
 def _take_number() -> int:
@@ -288,7 +299,6 @@ def _data_decides(op: Op) -> str | None:
 
 
 def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) -> Node:
-    global _interned
     number = _take_number()
     node = RecordedNode(number, op, args, _capture(args, walk))
     outputs: list[Value | None] = []
@@ -296,7 +306,6 @@ def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) ->
     node.outputs = tuple(outputs)
     node.spec = spec_of(node)
     _check(node.spec)
-    _interned += not scalars.rehearses()
     _note_origin(number, node.origin)
     return node
 

@@ -19,7 +19,7 @@ import torch
 
 from lazyrt.errors import LostValueError
 from lazyrt.ir import sharding
-from lazyrt.ir.node import Leaf, Place, Value, carry, enter, leave_places, walk
+from lazyrt.ir.node import Leaf, Place, Value, carried, enter, leave_places, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -609,7 +609,7 @@ def _leave_place() -> None:
     global _is_somewhere, anchor
     _is_somewhere = False
     anchor = None
-    carry({})
+    carried.clear()
 
 
 def set_place(find: Callable[[], Any]) -> None:
@@ -625,7 +625,9 @@ def forget_places() -> None:
     _places.clear()
     values = [each.value for each in (*pending.parked, *pending.buffers)]
     nodes = walk(value for value in values if value is not None)[0]
-    leave_places({each.id: each.provenance for each in nodes})
+    lines = {each.id: each.provenance for each in nodes}
+    carried.update(lines)
+    leave_places()
 
 
 def forget_leaves() -> None:

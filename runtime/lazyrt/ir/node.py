@@ -111,56 +111,40 @@ class Tables:
             table.clear()
 
 
+class Present:
+    """The call site that ops are recorded for, and its lines."""
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.origins = self.place.origins
+
+
 _tables: list[Tables] = []
-_place = Place()
-# Provenances of what is pending from before the notebook's cell.
-_carried: dict[int, Provenance] = {}
+present = Present()
+# Provenances of what is pending from before the notebook's cell, by id.
+carried: dict[int, Provenance] = {}
 
 
 def enter(place: Place) -> None:
     """Record for a call site from now on: nodes get, and show, its lines."""
-    global _place
-    if place is not _place:
-        _place = (
-            Place()
-        )  # Ctrl-C in the middle leaves no call site's tables half entered
+    if place is not present.place:
+        present.place = Place()  # Ctrl-C leaves no tables half entered
         for tables in _tables:
             tables.enter(place)
-        _place = place
+        present.place, present.origins = place, place.origins
 
 
-def leave_places(carried: dict[int, Provenance]) -> None:
-    """Forget what all call sites have recorded; ops get new lines from now on.
-
-    Args:
-        carried: The lines that pending nodes have, by id.
-    """
-    global _place
-    _place = Place()
-    carry(carried)
+def leave_places() -> None:
+    """Forget what each call site has recorded; ops get new lines from now on."""
+    present.place = Place()
+    present.origins = present.place.origins
     for tables in _tables:
         tables.forget_places()
 
 
-def carry(carried: dict[int, Provenance]) -> None:
-    """Let nodes show these lines, whatever their call site's are, until the next call."""
-    global _carried
-    _carried = carried
-
-
-def is_carried(node: Node | None) -> bool:
-    """Return whether a node is pending from before the notebook's cell."""
-    return node is not None and node.id in _carried
-
-
 def lines_now() -> Mapping[int, Provenance]:
     """Return the provenances that nodes have now, by their ids; later ones may come in."""
-    return {**_place.origins, **_carried} if _carried else _place.origins
-
-
-def own_origins() -> dict[int, Provenance]:
-    """Return what the pending step's call site has recorded, to be added to."""
-    return _place.origins
+    return {**present.origins, **carried} if carried else present.origins
 
 
 class Op(Tables):
@@ -300,7 +284,7 @@ class RecordedNode(Node):
     def provenance(self) -> Provenance:
         """Who recorded it at the pending step's call site; else, who recorded it first."""
         number = self.id
-        return _carried.get(number) or _place.origins.get(number) or self.origin
+        return carried.get(number) or present.origins.get(number) or self.origin
 
 
 def listed(nodes: Iterable[Node], lines: Mapping[int, Provenance]) -> tuple[Node, ...]:
