@@ -325,7 +325,7 @@ def _forget() -> None:
     lazyrt.mark_step()
     torch.manual_seed(0)
     record.forget_nodes()
-    live.forget_leaves()
+    live.forget_places()
     forget_slices()
     host_constants.forget()
     clear_plans()

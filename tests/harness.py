@@ -76,7 +76,7 @@ def cold_start():
     lazyrt.clear_caches()
     graph_registry.clear()
     record.forget_nodes()
-    live.forget_leaves()
+    live.forget_places()
 
 
 def step_fingerprints(found):

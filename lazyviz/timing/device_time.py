@@ -448,10 +448,10 @@ def _by_label(
     from lazyrt.tools import run_ns
 
     update = _update_nodes(nodes)
-    equal = {_first(node).id: node for node in named_after}
+    equal = {node.id: node for node in named_after}
     weights: dict[tuple[str, str], Counter[Place]] = defaultdict(Counter)
     for node in nodes:
-        origin, named = node.provenance, equal.get(_first(node).id, node).provenance
+        origin, named = node.provenance, equal.get(node.id, node).provenance
         site, part = origin.site, "update" if node.id in update else "forward"
         label = f"{named.path}/{node.op.name}" if named.path else node.op.name
         first = named.site
@@ -473,13 +473,6 @@ def _by_label(
         key: {where: ns / sum(found.values()) for where, ns in found.items()}
         for key, found in weights.items()
     }
-
-
-def _first(node: Node) -> Node:
-    """Return the equal op that was recorded first, at whichever lines."""
-    return next(
-        (out.first.node for out in node.outputs if out and out.first.node), node
-    )
 
 
 def _update_nodes(nodes: Sequence[Node]) -> set[int]:

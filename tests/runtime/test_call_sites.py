@@ -154,13 +154,13 @@ def test_every_op_has_the_provenance_that_it_has_where_nothing_is_known(
     for fresh in (True, False):
         if fresh:
             record.forget_nodes()
-            live.forget_leaves()
+            live.forget_places()
         elif new_cell:
             lazyrt.begin_cell()
         else:
             training.step()
             lazyrt.mark_step()
-            live.forget_leaves()
+            live.forget_places()
         found.append(record_it())
 
     first, second = found
@@ -425,21 +425,52 @@ def test_what_is_known_of_ops_stays_within_the_limit_of_nodes():
     assert y.tolist() == [100.0, 100.0]
 
 
-def test_equal_leaves_of_two_call_sites_have_a_first_one_in_common():
+def sites(graph):
+    return [each.provenance.site.file for each in graph.nodes]
+
+
+def test_call_sites_share_nodes_and_each_graph_keeps_its_own_lines():
     x = torch.ones(2).to(DEVICE)
-    found: list[Any] = []
-    for name in ("one.py", "other.py"):
+    graphs: dict[str, Any] = {}
+    for name in ("one.py", "other.py", "one.py"):
         names = {"x": x}
         by_text("y = x + 1", names, name)
-        found += lazyrt.pending_graph(names["y"]).roots
+        graphs[name] = lazyrt.pending_graph(names["y"])
         lazyrt.mark_step()
 
-    one, other = found
-    assert one is not other
-    assert one.first is other.first is one
-    assert one.node is not None
-    assert other.node is not None
-    assert one.node.spec is other.node.spec
+    (one,), (other,) = (each.nodes for each in graphs.values())
+    assert one == other
+    assert {name: sites(each) for name, each in graphs.items()} == {
+        "one.py": ["one.py"],
+        "other.py": ["other.py"],
+    }
+    assert "other.py" in graphs["other.py"].to_text()
+    assert "other.py" in graphs["other.py"].lower().as_text("hlo")
+
+
+def test_a_branch_that_only_another_call_site_has_taken_shows_its_own_line():
+    x = torch.ones(2).to(DEVICE)
+    found = []
+    for name, branches in (("one.py", [True]), ("other.py", [False, True])):
+        for is_taken in branches:
+            names = {"x": x, "is_taken": is_taken}
+            by_text("y = x * 2\nif is_taken: y = y - 3", names, name)
+            found.append(sites(lazyrt.pending_graph(names["y"])))
+            lazyrt.mark_step()
+
+    assert found == [["one.py"] * 2, ["other.py"], ["other.py"] * 2]
+
+
+def test_a_compiled_graph_has_the_lines_of_the_call_site_that_ran_it_last():
+    x = torch.ones(2).to(DEVICE)
+    for name in ("one.py", "other.py"):
+        names = {"x": x}
+        by_text("y = x.exp()", names, name)
+        lazyrt.mark_step()
+        record_of = lazyrt.graph_of_step(live.pending.number - 1)
+
+    assert sites(record_of.graph) == ["one.py"]
+    assert sites(record_of.recorded) == ["other.py"]
 
 
 def test_code_that_recorded_ops_is_not_kept():

@@ -73,8 +73,8 @@ def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
         stack = [base.value for base in bases if base.value is not None]
         while stack:
             value = stack.pop()
-            if value.first not in _differentiated:
-                _differentiated.add(value.first)
+            if value not in _differentiated:
+                _differentiated.add(value)
                 args = () if value.node is None else iter_values(value.node.args)
                 stack += [each for each in args if all(n == 1 for n in each.shape)]
         for base in bases:
@@ -159,7 +159,7 @@ def _first(
     earlier = kept.is_first and not kept_steps.are_whole()
     step, bad = kept_steps.replay(kept.number, bad, _find_bad, earlier=earlier)
     while True:
-        graph = Graph(bad)
+        graph = Graph(bad, step.lines)
         try:
             replicas.check_alone(graph.nodes)
             found = find_not_finite(graph, step)
@@ -215,7 +215,7 @@ def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]
     for slot, rank in enumerate(plan.order):
         value = plan.graph.roots[rank]
         if value.dtype.is_floating_point or value.dtype.is_complex:
-            if value.first in _differentiated:
+            if value in _differentiated:
                 losses[value] = slot
             elif slot in (trained or gradients):
                 weights[value] = slot

@@ -34,7 +34,7 @@ from lazyrt.frontend.names import (
 )
 from lazyrt.ir import sharding
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
-from lazyrt.ir.node import type_text
+from lazyrt.ir.node import lines_now, type_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from lazygraph.snapshot import Name
     from lazyrt.execution.input_provenance import Holding
-    from lazyrt.ir.node import Value
+    from lazyrt.ir.node import Provenance, Value
     from lazyrt.observe.events import SourceLocation
 
 # -------------------------------------------- rows: plain data, no tensor and no buffer
@@ -108,6 +108,9 @@ class LiveRow:
     same_memory_as: str = ""
     by_device: Mapping[int, int] = field(default_factory=dict)
     _value: Value | None = field(default=None, repr=False, compare=False)
+    _lines: Mapping[int, Provenance] = field(
+        default_factory=lines_now, repr=False, compare=False
+    )
 
     @property
     def type(self) -> str:
@@ -136,7 +139,9 @@ class LiveRow:
     @property
     def ir(self) -> str:
         """The pending ops that it needs as text, empty for data."""
-        return Graph([self._value]).to_text() if self._value is not None else ""
+        if self._value is None:
+            return ""
+        return Graph([self._value], self._lines).to_text()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data, as JSON takes it."""

@@ -42,6 +42,7 @@ from lazyrt.execution import (
     replicas,
     transfer,
 )
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.ir import active, merging, sharding
@@ -52,12 +53,12 @@ from lazyrt.ir.live import (
     StepInputs,
     Type,
     drop_stand_ins,
-    forget_leaves,
+    forget_places,
     lock,
     pending,
     ran_alone,
 )
-from lazyrt.ir.node import Leaf, Value, walk
+from lazyrt.ir.node import Leaf, Value
 from lazyrt.lowering import partitioning, registry
 from lazyrt.observe import events
 from lazyrt.observe.events import BarrierStarted
@@ -164,10 +165,6 @@ class Plan:
         ops: How often each op stands in the graph; empty for a peek's.
         nbytes: How much memory it allocates.
         placements: Where its arguments are, for a program on several devices.
-        again: The values that it runs for, where those for which `graph` was made are equal ones of
-            another call site; empty elsewhere.
-        equals: The nodes recorded first, at whichever call site, that equal its own; empty until
-            somebody asks.
         watched: Which results `config.stop_at_nan` asks of in each step, and in some steps, with
             their positions; empty until it does.
     """
@@ -186,22 +183,11 @@ class Plan:
     ops: OpCounts = ()
     nbytes: int = 0
     placements: Sequence[Any] | None = None
-    again: tuple[Value, ...] = ()
-    equals: set[Node | None] = field(default_factory=set)
     watched: list[dict[Value, int]] = field(default_factory=list)
 
-    def has(self, node: Node) -> bool:
-        """Return whether a node of this call site, or one that computes the same, is in the graph."""
-        if not self.equals:
-            self.equals.update(map(_first_of, self.graph.nodes))
-        return _first_of(node) in self.equals
-
     def nodes(self) -> Sequence[Node]:
-        """Return the graph's nodes as this call site has recorded them."""
-        if not self.again:
-            return self.graph.nodes
-        here = {_first_of(node): node for node in walk(self.again)[0]}
-        return [here[_first_of(node)] for node in self.graph.nodes]
+        """Return the graph's nodes with the lines of the call site that runs it now."""
+        return Graph(self.graph.roots).nodes
 
     def make_sure_it_fits(self, more: int = 0) -> None:
         """Raise OutOfMemoryError if the device has no room for it, and some more bytes."""
@@ -209,14 +195,7 @@ class Plan:
         memory.make_sure(self.nbytes + more, what, self.nodes)
 
 
-def _first_of(node: Node) -> Node | None:
-    """Return the equal node that was recorded first, at whichever call site."""
-    return next(out.first.node for out in node.outputs if out is not None)
-
-
 _plans: dict[Any, Plan] = {}
-# The same plans by the `first` of each value: what runs equal values of another call site.
-_first_plans: dict[Any, Plan] = {}
 # Fast executables, each with the optimised one that a background thread has made since.
 _tiered_up: list[tuple[Any, Any]] = []
 
@@ -396,8 +375,9 @@ def _repeats(plan: Plan) -> tuple[events.Repeat, ...]:
     """Return what of a plan the peeks since the last barrier have computed already."""
     if not pending.peeks:
         return ()
+    inside = set(plan.graph.nodes)
     counts = Counter(
-        number for node, number in pending.peeked.items() if plan.has(node)
+        number for node, number in pending.peeked.items() if node in inside
     )
     return tuple(
         events.Repeat(
@@ -422,12 +402,6 @@ def donated_inputs() -> frozenset[int]:
 
 def clear_plans() -> None:
     """Forget which executable belongs to which values: the next step is found by fingerprint."""
-    _plans.clear()
-    _first_plans.clear()
-
-
-def forget_places() -> None:
-    """Forget the plans of values that no call site will record again, but for what they run."""
     _plans.clear()
 
 
@@ -488,22 +462,13 @@ def _plan(
 ) -> Plan:
     if _tiered_up:
         _take_optimised_builds()
-    key = (tuple(wanted), donated)
+    key = (tuple(wanted), donated, config.compile_tier, config.share_layers)
     plan = _plans.get(key)
     if plan is not None:
         _tell_hit(plan, len(wanted), start)
         return plan
     make_room("plans", _plans, "max_plans")
-    builds = config.compile_tier, config.share_layers
-    first_key = (tuple([value.first for value in wanted]), donated, builds)
-    plan = _first_plans.get(first_key)
-    if plan is not None and not config.check_hits:
-        plan = _plans[key] = dataclasses.replace(plan, again=tuple(wanted))
-        _tell_hit(plan, len(wanted), start)
-        return plan
-    make_room("plans", _first_plans, "max_plans")
     plan = _plans[key] = _make_plan(wanted, donated, start, boundary)
-    _first_plans[first_key] = plan
     return plan
 
 
@@ -609,15 +574,14 @@ def _take_optimised_builds() -> None:
     while _tiered_up:
         fast, made = _tiered_up.pop()
         found: Plan | None = None
-        for plans in (_plans, _first_plans):
-            for key, plan in plans.items():
-                if plan.executable is fast:
-                    found = plans[key] = dataclasses.replace(
-                        plan,
-                        executable=made,
-                        launch=jax_compat.launcher(made),
-                        nbytes=memory.planned(made),
-                    )
+        for key, plan in _plans.items():
+            if plan.executable is fast:
+                found = _plans[key] = dataclasses.replace(
+                    plan,
+                    executable=made,
+                    launch=jax_compat.launcher(made),
+                    nbytes=memory.planned(made),
+                )
         if found is not None:
             events.emit(
                 events.BuildSwapped(
@@ -765,7 +729,7 @@ def _note_run(plan: Plan, step: ActiveStep | None) -> Run | None:
     record = plan.record
     if record is None:
         return None
-    graph_registry.ran(record, pending.number, plan.again)
+    graph_registry.ran(record, pending.number)
     block = step.label if step is not None else None
     return Run(pending.number, record, plan.order, block)
 
@@ -835,4 +799,4 @@ def _forget_if_crowded() -> None:
     for forget in _after_barrier:
         if forget():
             clear_plans()
-            forget_leaves()
+            forget_places()

@@ -10,7 +10,16 @@ from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
 from lazyrt.ir.fingerprint import Canonical, canonicalise
-from lazyrt.ir.node import Leaf, Node, Value, map_values, type_text, walk
+from lazyrt.ir.node import (
+    Leaf,
+    Node,
+    Value,
+    lines_now,
+    listed,
+    map_values,
+    type_text,
+    walk,
+)
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,
@@ -25,7 +34,9 @@ from lazyrt.lowering.partitioning import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from lazyrt.ir.node import Provenance
 
 Dialect = Literal["stablehlo", "hlo_before", "hlo"]
 
@@ -46,18 +57,27 @@ class Graph:
         nodes: Every node under the roots, operands first.
         parameters: The leaves that the nodes read: device data, lifted Python numbers and
             RNG states, in order of first use.
+
+    Args:
+        roots: Values.
+        lines: Provenances of its nodes by their ids; by default those that they have now. It
+            keeps them: a value's own node shows those of the step that is pending.
     """
 
-    def __init__(self, roots: Iterable[Value]) -> None:
+    def __init__(
+        self, roots: Iterable[Value], lines: Mapping[int, Provenance] | None = None
+    ) -> None:
         self.roots: tuple[Value, ...] = tuple(dict.fromkeys(roots))
-        self.nodes, self.parameters = walk(self.roots)
+        self._lines = lines_now() if lines is None else lines
+        nodes, self.parameters = walk(self.roots)
+        self.nodes = listed(nodes, self._lines)
         self._canonical: Canonical | None = None
 
     @property
     def canonical(self) -> Canonical:
         """The graph up to names, creation order and dead code; computed once."""
         if self._canonical is None:
-            self._canonical = canonicalise(self.roots)
+            self._canonical = canonicalise(self.roots, self._lines)
         return self._canonical
 
     @property

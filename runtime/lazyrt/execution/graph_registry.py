@@ -21,15 +21,16 @@ from lazygraph.readable import Readable
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph
+from lazyrt.ir.node import lines_now
 from lazyrt.observe import events
 from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from lazygraph.explain.model import Explanation
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Value
+    from lazyrt.ir.node import Provenance
 
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class CompiledGraph(Readable):
         results: (op, line, name) of each output.
         lines: Where the op recorded first and the one recorded last stand.
         ran_by: Steps of the program, by name or line, that have a limit and ran it.
-        again: The values of the call site that ran it last, where that is not the first.
+        ran_at: Provenances of its nodes, by id, at the call site that ran it last.
     """
 
     name: str
@@ -84,7 +85,7 @@ class CompiledGraph(Readable):
     lines: tuple[SourceLocation | None, SourceLocation | None] = (None, None)
     ran_by: set[str] = field(default_factory=set, repr=False)
     canonical: Canonical | None = field(default=None, repr=False)
-    again: tuple[Value, ...] = field(default=(), repr=False)
+    ran_at: Mapping[int, Provenance] = field(default_factory=dict, repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
     _ops: Counter[str] | None = field(default=None, init=False, repr=False)
 
@@ -135,12 +136,17 @@ class CompiledGraph(Readable):
     @property
     def graph(self) -> Graph | None:
         """The graph as IR; None once dropped to bound memory."""
-        return None if self.canonical is None else Graph(self.canonical.roots)
+        if self.canonical is None:
+            return None
+        lines = {node.id: node.provenance for node in self.canonical.nodes}
+        return Graph(self.canonical.roots, lines)
 
     @property
     def recorded(self) -> Graph | None:
         """The graph with the lines of the call site that ran it last; None once dropped."""
-        return Graph(self.again) if self.again and self.canonical else self.graph
+        if self.canonical is None:
+            return None
+        return Graph(self.canonical.roots, self.ran_at)
 
     @property
     def cause(self) -> str:
@@ -243,14 +249,12 @@ class GraphRegistry:
             self._graphs.append(record)
         self._bound()
 
-    def ran(
-        self, record: CompiledGraph, step: int, again: tuple[Value, ...] = ()
-    ) -> None:
-        """Count one execution, of a call site's values if they are not those of the first."""
+    def ran(self, record: CompiledGraph, step: int) -> None:
+        """Count one execution."""
         record.runs += 1
         record.last_step = step
         if record.canonical is not None:
-            record.again = again
+            record.ran_at = lines_now()
         self._of_step[step] = record
         if len(self._of_step) > _MAX_STEPS:
             self._of_step.popitem(last=False)
@@ -314,7 +318,7 @@ class GraphRegistry:
         ):
             record = self._graphs.popleft()
             self._held_nodes -= record.nodes
-            record.canonical, record.again = None, ()
+            record.canonical, record.ran_at = None, {}
         for record in tuple(self._records.values()):
             if self._held_vertices <= _MAX_VERTICES:
                 break
@@ -334,13 +338,9 @@ def _first_and_last(
     graph: Canonical,
 ) -> tuple[SourceLocation | None, SourceLocation | None]:
     """Return the lines of the ops recorded first and last."""
-    known = [(node.id, site) for node in graph.nodes if (site := node.provenance.site)]
-    if not known:
-        return None, None
-    return (
-        min(known, key=lambda item: item[0])[1],
-        max(known, key=lambda item: item[0])[1],
-    )
+    lines = {node.id: node.provenance.site for node in graph.nodes}
+    known = [site for number in lines_now() if (site := lines.get(number)) is not None]
+    return (known[0], known[-1]) if known else (None, None)
 
 
 graph_registry = GraphRegistry()

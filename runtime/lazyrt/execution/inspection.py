@@ -137,6 +137,7 @@ def find_not_finite(graph: Graph, step: StepInputs = pending) -> NotFinite:
     begun: list[Origin] = []
     checked = 0
     values: Values = {}
+    listed = {node: node for node in graph.nodes}
     for node, results in run_cone(graph.roots, values=values, step=step):
         operands = list(dict.fromkeys(iter_values(node.args)))
         before = [bad[operand] for operand in operands if operand in bad]
@@ -148,7 +149,7 @@ def find_not_finite(graph: Graph, step: StepInputs = pending) -> NotFinite:
             bad[value] = counts
             if not before or (counts.nan and not any(each.nan for each in before)):
                 of = [(each, read(each, values, step)) for each in operands]
-                begun.append(_origin(node, value, data, bad[value], of))
+                begun.append(_origin(listed[node], value, data, bad[value], of))
     reached = {root: bad[root] for root in graph.roots if root in bad}
     leading = _leading(reached, bad)
     origins = [origin for origin in begun if origin.value in leading]
@@ -728,7 +729,8 @@ def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | N
     roots = [canonical.roots[k] for k in results] or list(canonical.roots)
     roots.sort(key=lambda root: (root.node.id if root.node else -1, root.index))
     finished = Finished(number, canonical, record, kept)
-    return Inspection(Graph(roots), finished=finished)
+    lines = record.ran_at if kept is None else kept.lines
+    return Inspection(Graph(roots, lines), finished=finished)
 
 
 def results_of(buffers: Iterable[Buffer]) -> tuple[int, list[int]] | None:

@@ -23,7 +23,7 @@ from lazyrt.config import config, follow
 from lazyrt.execution import copy_on_donate, replicas
 from lazyrt.execution.graph_registry import Run
 from lazyrt.ir.live import Buffer, StepInputs, lock, made_in, pending
-from lazyrt.ir.node import nbytes_of
+from lazyrt.ir.node import lines_now, nbytes_of
 
 if TYPE_CHECKING:
     import weakref
@@ -66,6 +66,7 @@ class KeptStep(StepInputs):
         own: What keeps those of its inputs that no step before it in the window has kept.
         own_bytes: Their size.
         is_first: Whether no step before it in the window has run the same graph.
+        lines: Provenances of its nodes, by id.
         watched: Which of its results tell whether it is finite, with their positions.
         updates: What optimizers have done in it.
     """
@@ -81,6 +82,7 @@ class KeptStep(StepInputs):
         super().__init__(pending.number)
         self.canonical: Canonical | None = graph
         self.record = record
+        self.lines = lines_now()
         self.run = run
         self.watched: Mapping[Value, int] = {}
         self.updates: Updates = ()

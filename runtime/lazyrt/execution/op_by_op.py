@@ -351,8 +351,7 @@ def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:
     kernel = compiler.compile_spec(node.spec)
     node.spec.refuse(kernel.reason)
     # Equal ops fall back when they are recorded from now on.
-    node.op.cache.clear()
-    node.op.firsts.clear()
+    node.op.forget()
     merging.note_emptied()
     outputs = [output for output in node.outputs if output is not None]
     values: dict[Value, Any] = {}

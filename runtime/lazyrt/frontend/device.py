@@ -17,7 +17,7 @@ from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import completion, memory, op_by_op, process
 from lazyrt.execution.executables import keep_within_budget
-from lazyrt.execution.executor import barrier, forget_places, on_crowded
+from lazyrt.execution.executor import barrier, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
@@ -412,7 +412,7 @@ def register() -> int:
     compat.register_checkpoint_location(storages.storage_to_device)
     on_crowded(_forget_if_crowded)
     on_crowded(keep_within_budget)
-    for forget in (host_constants.forget, forget_slices, forget_places):
+    for forget in (host_constants.forget, forget_slices):
         record.on_new_run(forget)
     return count
 

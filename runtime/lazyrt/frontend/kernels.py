@@ -282,6 +282,8 @@ def when_called(
                     return made
                 scope.update(made.__globals__)
                 scopes.append(scope)
+                if "look_up" in scope:
+                    scope["op"].scopes.append(scope)
             # Defaults first: another thread may call it meanwhile.
             kernel.__defaults__ = made.__defaults__
             kernel.__kwdefaults__ = made.__kwdefaults__

@@ -27,7 +27,7 @@ from lazyrt.frontend.torch_compat import (
     is_followed,
 )
 from lazyrt.ir.live import Buffer, lock, pending
-from lazyrt.ir.node import Args, Table, Value, firsts_of
+from lazyrt.ir.node import Args, Tables, Value, carried
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -73,46 +73,22 @@ class _Recorded(NamedTuple):
     nodes: tuple[Value, ...]
 
 
-_forwards, _first_forwards = record.composed_tables()
-_backwards, _first_backwards = record.composed_tables()
+_forwards, _backwards = record.composed_tables(), record.composed_tables()
 
 
-def _record_again(firsts: Table, values: Args) -> tuple[Any, _Recorded | None]:
-    """Record what an equal call of another call site has recorded.
+def _record_again(tables: Tables, read: Args) -> _Recorded | None:
+    """Record a call that another call site has recorded; None where no such call is known.
 
     Args:
-        firsts: Such calls by their keys.
-        values: What the call reads.
-
-    Returns:
-        The key, and what was recorded; None where no such call is known.
+        tables: Such calls.
+        read: What the call reads.
     """
-    key = firsts_of(values)
-    known = firsts.get(key)
-    if known is None or scalars.rehearses():
-        return key, None
-    read, recorded = known
-    pairs = zip(read, values, strict=True)
-    here = {old: value for old, value in pairs if isinstance(old, Value)}
-    get, walk, nodes = here.get, Walk(), []
-    for old in recorded.nodes:
-        args = tuple([get(arg, arg) for arg in old.node.args])
-        cache = old.node.op.cache
-        value = cache.get(args)
-        if value is None:
-            value = cache[args] = record.record_again(args, old.first, walk)
-        here[old] = value
-        nodes.append(value)
-    results = [
-        None
-        if result is None
-        else _Result(
-            here[result.value],
-            tuple([(op, args, here[value]) for op, args, value in result.views]),
-        )
-        for result in recorded.results
-    ]
-    return key, _Recorded(tuple(results), tuple(nodes))
+    found: _Recorded | None = tables.known.get(read)
+    # What is pending from before the cell has lines of its own: ops are recorded one by one.
+    if found is None or carried:
+        return None
+    record.record_together(found.nodes)
+    return found
 
 
 class _Step:
@@ -177,7 +153,7 @@ def linear_kernel(
             w = weight.untyped_storage()._lazyrt  # type: ignore[attr-defined]
             b = None if bias is None else bias.untyped_storage()._lazyrt  # type: ignore[attr-defined]
             key = _read(x, w, b)
-            found = _forwards.get(key)
+            found = _forwards.cache.get(key)
             if found is None:
                 found = _recorded_forward(key)
         # A tensor of another device, or a part that runs on the CPU.
@@ -214,7 +190,7 @@ def linear_backward(
             g = grad_output.untyped_storage()._lazyrt.value or value_of(grad_output)  # type: ignore[attr-defined]
             w = weight.untyped_storage()._lazyrt.value or value_of(weight)  # type: ignore[attr-defined]
             key = (x, g, w, *output_mask)
-            found = _backwards.get(key)
+            found = _backwards.cache.get(key)
             if found is None:
                 found = _recorded_backward(key)
         except (AttributeError, FallbackNeeded):
@@ -293,13 +269,13 @@ def _recorded_forward(values: Args) -> _Recorded | None:
     # Eager debug mode makes the two ones of `addmm` inputs, new ones at each call.
     if pending.eager or scalars.rehearses():
         return _forward(*values)
-    key, found = _record_again(_first_forwards, values)
+    found = _record_again(_forwards, values)
     if found is None:
         found = _forward(*values)
         if found is not None:
-            _first_forwards[key] = values, found
+            _forwards.known.setdefault(values, found)
     if found is not None:
-        _forwards[values] = found
+        _forwards.cache[values] = found
     return found
 
 
@@ -309,13 +285,13 @@ def _recorded_backward(values: Args) -> _Recorded | None:
     if scalars.rehearses():
         return _backward(x, g, w, mask, flat, turned)
     read = (*values, flat, turned)
-    key, found = _record_again(_first_backwards, read)
+    found = _record_again(_backwards, read)
     if found is None:
         found = _backward(x, g, w, mask, flat, turned)
         if found is not None:
-            _first_backwards[key] = read, found
+            _backwards.known.setdefault(read, found)
     if found is not None:
-        _backwards[values] = found
+        _backwards.cache[values] = found
     return found
 
 

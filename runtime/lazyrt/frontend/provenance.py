@@ -753,13 +753,13 @@ def _with_cell(site: SourceLocation) -> SourceLocation:
     return site if cell is None else dataclasses.replace(site, cell=cell)
 
 
-def remember_forward(node: Node) -> None:
+def remember_forward(origin: Provenance) -> None:
     """Note under which autograd sequence number a forward op ran, for its backward ops.
 
     Only the first op after a number was given out is the one that it was given to: ops that
     need no gradient get none.
     """
-    if node.provenance.backward is None and torch.is_grad_enabled():
+    if torch.is_grad_enabled():
         number = sequence_number() - 1
         if number == _forwards.noted:
             return
@@ -767,7 +767,7 @@ def remember_forward(node: Node) -> None:
         ops = _forwards.ops
         if len(ops) > _MAX_SEQUENCES:
             ops.clear()
-        ops[number] = node.provenance
+        ops[number] = origin
 
 
 def _forward_of(sequence: int, args: Any) -> Provenance | None:

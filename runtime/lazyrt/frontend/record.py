@@ -20,31 +20,28 @@ from lazyrt.frontend.infer import RESULT_TYPES, Result
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.frontend.value_checks import base_name, must_stay
 from lazyrt.ir import merging
-from lazyrt.ir.live import (
-    forget_first_leaves,
-    forget_leaves,
-    lock,
-    pending,
-    set_place,
-)
+from lazyrt.ir.live import forget_leaves, forget_places, lock, pending, set_place
 from lazyrt.ir.node import (
     Args,
     Node,
     Op,
+    RecordedNode,
     Table,
+    Tables,
     Value,
-    again,
-    firsts_of,
+    carried,
     iter_values,
     map_values,
+    present,
 )
 from lazyrt.lowering import registry
 from lazyrt.lowering.spec import SpecFailure, spec_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from lazyrt.ir.node import Provenance
     from lazyrt.lowering.spec import Spec
 
 
@@ -58,12 +55,11 @@ _liftable: dict[Op, tuple[int, ...]] = {}
 _numbered: dict[Op, tuple[int, ...]] = {}
 # Ops that take a part of a tensor, by a position that may become an input.
 _moving: set[Op] = set()
-_composed: list[Table] = []
-_first_composed: list[Table] = []
+_composed: list[Tables] = []
 _forced: set[Op] = set()
 _node_count = 0
 _interned = 0
-_first_count = 0
+_known_count = 0
 _default_dtype = torch.get_default_dtype()
 
 # Ops in which a Python number only enters the arithmetic. Elsewhere it may decide a shape or
@@ -164,14 +160,13 @@ def miss(
             return functional(operation(func), new_args, walk)
     if called is not None and op.name in RESULT_TYPES:
         called = None
-    key = firsts_of(args)
-    first = op.firsts.get(key if called is None else (called, key))
-    if first is None:
-        found = _record_new(op, args, key, called, walk)
+    known = op.known.get(args if called is None else (called, args))
+    if known is None:
+        found = _record_new(op, args, called, walk)
     else:
         if called is not None:
             _check_inputs(called, args)
-        found = record_again(args, first, walk)
+        found = record_again(known, walk)
     cache[args] = found
     if scalars.rehearses():
         scalars.note_rehearsed(cache, args)
@@ -188,64 +183,92 @@ def _check_inputs(called: torch._ops.OpOverload, args: Args) -> None:
                 raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
 
 
-def record_again(args: Args, first: Any, walk: provenance.Walk | None) -> Any:
-    """Record an op that equals one of another call site: its types and its rule are known.
+def record_again(known: Any, walk: provenance.Walk | None) -> Any:
+    """Record an op that is known, at a call site that has not recorded it: only its line is new.
 
     Args:
-        args: Its key.
-        first: What the op gave when it was recorded first.
+        known: What the op gives.
         walk: See `functional`.
 
     Raises:
         FallbackNeeded: The op was found to be one that cannot be compiled.
     """
-    global _node_count, _interned
-    number = _node_count
-    _node_count += 1
-    is_one = first.__class__ is Value
-    known: Any = first.node if is_one else next(iter_values(first)).node
-    if known.spec.failure:
-        raise FallbackNeeded(known.spec.failure)
+    is_one = known.__class__ is Value
+    node: Any = known.node if is_one else next(iter_values(known)).node
+    if node.spec.failure:
+        raise FallbackNeeded(node.spec.failure)
+    if node.id in carried:
+        # The pending one keeps its line, so this one is another node until they are merged.
+        made = _twin_of(node, node.args, _take_number(), _capture(node.args, walk))
+        merging.note_repeated()
+        return map_values(known, lambda value: made.outputs[value.index])
+    if node.id not in present.origins:
+        _note_origin(node.id, _capture(node.args, walk))
+    return known
+
+
+def record_together(values: Iterable[Value]) -> None:
+    """Record known ops of one call, as `record_again` does each of them."""
+    walk, origins = provenance.Walk(), present.origins
+    for value in values:
+        node: Any = value.node
+        if node.spec.failure:
+            raise FallbackNeeded(node.spec.failure)
+        if node.id not in origins:
+            _note_origin(node.id, walk.origin or _capture(node.args, walk))
+
+
+def _capture(args: Args, walk: provenance.Walk | None) -> Provenance:
+    """Return the provenance of an op that is being recorded, and remember it for its backward ops."""
     is_first = walk is None or walk.origin is None
-    origin = provenance.capture(args, 3, walk)
-    node = again(known, number, args, origin)
-    _interned += not scalars.rehearses()
+    origin = provenance.capture(args, 4, walk)
     if is_first and origin.backward is None:
-        provenance.remember_forward(node)
-    outputs = node.outputs
-    if is_one:
-        return outputs[first.index]
-    if first == known.outputs:  # the lists of optimizers' ops
-        return outputs
-    return map_values(first, lambda value: outputs[value.index])
+        provenance.remember_forward(origin)
+    return origin
+
+
+def _note_origin(number: int, origin: Provenance) -> None:
+    """Note where the pending step's call site has recorded a node."""
+    global _interned
+    present.origins[number] = origin
+    if scalars.rehearses():
+        scalars.note_rehearsed(present.origins, number)
+    else:
+        _interned += 1
+
+
+def _take_number() -> int:
+    global _node_count
+    # Taken first: a finaliser may record an op of its own meanwhile.
+    _node_count += 1
+    return _node_count - 1
 
 
 def _record_new(
     op: Op,
     args: Args,
-    key: Args,
     called: torch._ops.OpOverload | None,
     walk: provenance.Walk | None,
 ) -> Any:
     """Record an op that no call site has recorded."""
-    global _first_count
+    global _known_count
     # Ctrl-C in the middle would leave torch without gradients, or jax within a trace.
     with deferred_interrupt():
         try:
             result = _infer(op, args[1:] if op.is_random else args, called)
         except (RuntimeError, IndexError) as error:
             raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
-        first = op.firsts.get(key)
-        if first is not None:  # the in-place call's own checks have passed
-            op.firsts[called, key] = first
-            return record_again(args, first, walk)
+        known = op.known.get(args)
+        if known is not None:  # the in-place call's own checks have passed
+            op.known[called, args] = known
+            return record_again(known, walk)
         node = _make_node(op, args, result, walk)
     found = _structured(node, result)
     if not scalars.rehearses() and next(iter_values((found,)), None) is not None:
-        op.firsts[key] = found
+        op.known[args] = found
         if called is not None:
-            op.firsts[called, key] = found
-        _first_count += 1
+            op.known[called, args] = found
+        _known_count += 1
     return found
 
 
@@ -276,19 +299,14 @@ def _data_decides(op: Op) -> str | None:
 
 
 def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) -> Node:
-    global _node_count, _interned
-    number = (
-        _node_count  # taken first: a finaliser may record an op of its own meanwhile
-    )
-    _node_count += 1
-    node = Node(number, op, args, provenance.capture(args, 4, walk))
+    number = _take_number()
+    node = RecordedNode(number, op, args, _capture(args, walk))
     outputs: list[Value | None] = []
     _collect(node, result, outputs)
     node.outputs = tuple(outputs)
     node.spec = spec_of(node)
     _check(node.spec)
-    _interned += not scalars.rehearses()
-    provenance.remember_forward(node)
+    _note_origin(number, node.origin)
     return node
 
 
@@ -326,27 +344,33 @@ def twin(node: Node, args: Args, *, intern: bool) -> Node:
         args: Its arguments with some values replaced by others of the same types.
         intern: Whether equal ops recorded later are this node; else it is one to look at.
     """
-    global _node_count, _interned
+    global _interned
     cache = node.op.cache
     found = _interned_as(cache, args)
     if found is not None and merging.is_alike(found, node):
         return found
-    number = _node_count if intern else node.id
-    made = Node(number, node.op, args, node.provenance)
+    number = _take_number() if intern else node.id
+    made = _twin_of(node, args, number, node.provenance)
+    made.spec = spec_of(made)
+    if not intern:
+        return made
+    known = _interned_as(cache, node.args)
+    if known is not None and found is None and merging.is_alike(known, node):
+        cache[args] = map_values(cache[node.args], lambda old: made.outputs[old.index])
+        _interned += 1
+    return made
+
+
+def _twin_of(node: Node, args: Args, number: int, origin: Provenance) -> Node:
+    """Return a node of the same op, on operands of the same types."""
+    made = RecordedNode(number, node.op, args, origin)
     made.outputs = tuple(
         Value(made, old.index, old.shape, old.dtype, old.strides)
         if old is not None
         else None
         for old in node.outputs
     )
-    made.spec = spec_of(made)
-    if not intern:
-        return made
-    _node_count += 1
-    known = _interned_as(cache, node.args)
-    if known is not None and found is None and merging.is_alike(known, node):
-        cache[args] = map_values(cache[node.args], lambda old: made.outputs[old.index])
-        _interned += 1
+    made.spec = node.spec
     return made
 
 
@@ -462,34 +486,20 @@ def _tell_of_op(result: Any) -> None:
         events.emit(events.OpRecorded(node_id=first.node.id, op=first.node.op.name))
 
 
-def composed_tables() -> tuple[Table, Table]:
-    """Return two tables for what several ops have recorded together, emptied with the ops' own.
-
-    The first is by values, as `Op.cache` is, and the second by the `first` of each.
-    """
-    tables: tuple[Table, Table] = {}, {}
-    _composed.append(tables[0])
-    _first_composed.append(tables[1])
+def composed_tables() -> Tables:
+    """Return tables for what several ops have recorded together, emptied with the ops' own."""
+    tables = Tables()
+    _composed.append(tables)
     return tables
 
 
-def _empty_tables() -> None:
-    for op in _operations.values():
-        op.cache.clear()
-    for table in _composed:
-        table.clear()
-    merging.note_emptied()
-
-
-def forget_firsts() -> None:
+def _forget_known() -> None:
     """Record equal ops from now on as if no call site had recorded any."""
-    global _first_count
-    for op in _operations.values():
-        op.firsts.clear()
-    for table in _first_composed:
-        table.clear()
-    forget_first_leaves()
-    _first_count = 0
+    global _known_count
+    for tables in (*_operations.values(), *_composed):
+        tables.forget()
+    merging.note_emptied()
+    _known_count = 0
 
 
 def interned_nodes() -> int:
@@ -501,31 +511,30 @@ def forget_nodes() -> None:
     """Empty every op's table; what is pending keeps its nodes."""
     global _interned, _default_dtype
     _default_dtype = torch.get_default_dtype()
-    _empty_tables()
-    forget_firsts()
+    _forget_known()
+    forget_leaves()
     scalars.forget()
     infer.forget()
     _interned = 0
 
 
 def begin_run() -> None:
-    """Record equal ops as new nodes from now on, so that they show their own lines.
+    """Let equal ops recorded from now on show their own lines.
 
     What was learned about ops, result types and varying numbers stays.
     """
     global _interned
     with lock:
-        _empty_tables()
-        forget_leaves()
+        forget_places()
         scalars.forget_nodes()
-        _interned = _first_count
+        _interned = _known_count
         for forget in _on_new_run:
             forget()
 
 
 def _begin_with_other_rules() -> None:
     with lock:
-        forget_firsts()
+        _forget_known()
         begin_run()
 
 
@@ -560,10 +569,8 @@ def force_fallback(name: str | torch._ops.OpOverload) -> None:
     with lock:
         op = operation(func)
         _forced.add(op)
-        op.cache.clear()
-        op.firsts.clear()
-        for table in (*_composed, *_first_composed):
-            table.clear()
+        for tables in (op, *_composed):
+            tables.forget()
 
 
 def check_default_dtype() -> None:

@@ -113,7 +113,7 @@ class _Outcomes(NamedTuple):
     by_leaves: dict[tuple[Leaf, ...], _Outcome]
 
 
-_table: dict[Any, _Outcomes] = record.composed_tables()[0]
+_tables = record.composed_tables()
 
 
 class RecordedCall:
@@ -158,7 +158,7 @@ class RecordedCall:
             if read is None:
                 return self._run(args, numbers)
             states, key = read
-            known = _table.get(key)
+            known: _Outcomes | None = _tables.cache.get(key)
             if known is not None:
                 leaves = tuple([leaf_at(kind) for kind in known.kinds])
                 outcome = known.by_leaves.get(leaves)
@@ -213,9 +213,9 @@ class RecordedCall:
         if outcome is not None:
             first = before.first_numbers()
             kinds = tuple(first)
-            known = _table.get(key)
+            known = _tables.cache.get(key)
             if known is None or known.kinds != kinds:
-                known = _table[key] = _Outcomes(kinds, {})
+                known = _tables.cache[key] = _Outcomes(kinds, {})
             leaves = tuple([leaf_at(kind, place) for kind, place in first.items()])
             known.by_leaves[leaves] = outcome
         return results

@@ -24,10 +24,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazygraph.snapshot import OPERAND, Name, Origin, Snapshot, Vertex
-from lazyrt.ir.node import Leaf, Node, Value, iter_values, type_text, walk
+from lazyrt.ir.node import (
+    Leaf,
+    Node,
+    Value,
+    iter_values,
+    lines_now,
+    listed,
+    type_text,
+    walk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from lazyrt.ir.node import Provenance
 
 
 # Beyond this many equally coloured roots the order of arrival decides among them.
@@ -54,13 +65,20 @@ class Canonical:
     rng: tuple[Leaf, ...]
 
 
-def canonicalise(roots: Iterable[Value]) -> Canonical:
-    """Return the canonical form of the graph under `roots`."""
+def canonicalise(
+    roots: Iterable[Value], lines: Mapping[int, Provenance] | None = None
+) -> Canonical:
+    """Return the canonical form of the graph under `roots`.
+
+    Args:
+        roots: Values.
+        lines: Provenances of its nodes by their ids; None for those that they have now.
+    """
     values = list(dict.fromkeys(roots))
     numbering = _Numbering()
     for root in _sorted_roots(values, numbering):
         numbering.visit(root)
-    return numbering.finish()
+    return numbering.finish(lines_now() if lines is None else lines)
 
 
 class _Numbering:
@@ -107,7 +125,7 @@ class _Numbering:
             return self.names[value]
         return f"{self.names[value.node]}.{value.index}"
 
-    def finish(self) -> Canonical:
+    def finish(self, lines: Mapping[int, Provenance]) -> Canonical:
         text = "\n".join(
             (*self.listing, "return " + ",".join(map(self.name, self.roots)))
         )
@@ -116,7 +134,13 @@ class _Numbering:
             tuple(self.leaves[k]) for k in ("data", "float", "int", "rng")
         )
         return Canonical(
-            fingerprint, tuple(self.nodes), tuple(self.roots), data, floats, ints, rng
+            fingerprint,
+            listed(self.nodes, lines),
+            tuple(self.roots),
+            data,
+            floats,
+            ints,
+            rng,
         )
 
     def _leaf(self, leaf: Leaf) -> None:

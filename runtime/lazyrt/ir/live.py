@@ -19,7 +19,7 @@ import torch
 
 from lazyrt.errors import LostValueError
 from lazyrt.ir import sharding
-from lazyrt.ir.node import Leaf, Value
+from lazyrt.ir.node import Leaf, Place, Value, carried, enter, leave_places, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -355,18 +355,13 @@ def _referenced(buffers: Iterable[Buffer]) -> list[Buffer]:
 
 pending = PendingStep()
 
-# Leaves of the pending step, by position with type or kind; `_NOWHERE` until it has read its first
-# input. A step that begins at another place of the program, as does the rest of a step that was cut,
-# has leaves of its own. Its inputs are numbered alike, and its ops are other nodes all the same,
-# with lines of their own.
-_Leaves = dict[Any, Leaf]
-_NOWHERE: _Leaves = {}
-_leaves = _NOWHERE
-_by_place: dict[Any, _Leaves] = {}
-# What is known of an op on some inputs holds at every call site, so each leaf has an equal one in common
-# with those of other places (`Value.first`).
-_firsts: _Leaves = {}
-# Places beyond these share their leaves: each costs the first step there the price of new nodes.
+# The inputs of all steps, by position with type or kind.
+_leaves: dict[Any, Leaf] = {}
+# A step that begins at another place of the program, as does the rest of a step that was cut, records
+# nodes with lines of their own. Where that is, its first input decides.
+_is_somewhere = False
+_places: dict[Any, Place] = {}
+# Places beyond these share their lines: each costs the first step there a walk for each op.
 _MAX_PLACES = 256
 # Where walks of the stack may end, for as long as the step lasts (`frontend/provenance.py`).
 anchor: Any = None
@@ -459,16 +454,18 @@ def leaf_of(buffer: Buffer) -> Leaf:
     if data is None or data.__class__ is Lost:
         raise LostValueError(_NEVER if data is None else why_lost(data))
     meta: Type = buffer.meta  # type: ignore[assignment]
-    leaves = _leaves if _leaves is not _NOWHERE else _here()
+    if not _is_somewhere:
+        _find_here()
     inputs = pending.inputs
     position = len(inputs)
     inputs.append(data)
     if inputs[position] is not data:  # a finaliser's op came in between
         position = _place_of(data, inputs, position)
     key = (position, meta)
-    leaf = leaves.get(key)
+    leaf = _leaves.get(key)
     if leaf is None:
-        leaf = _new_leaf(leaves, key, "data", *meta)
+        leaf = _leaves[key] = Leaf("data", position, meta[0], meta[1])
+        leaf.strides = meta[2]
         leaf.sharding = sharding.sharding_of(meta)
     pending.owners[position] = weakref.ref(buffer)
     pending.sources[position] = (buffer.run, buffer.slot)
@@ -494,22 +491,24 @@ def _place_of(item: Any, items: list[Any], start: int) -> int:
 
 def float_leaf(number: float) -> Leaf:
     """Make a Python float an input of the pending step."""
-    leaves, floats = _here(), pending.floats
+    _find_here()
+    floats = pending.floats
     position = len(floats)
     floats.append(number)
     if floats[position] is not number:
         position = _place_of(number, floats, position)
-    return _number_leaf(leaves, "float", position, torch.float64)
+    return _number_leaf("float", position)
 
 
 def int_leaf(number: int) -> Leaf:
     """Make a Python int an input of the pending step."""
-    leaves, ints = _here(), pending.ints
+    _find_here()
+    ints = pending.ints
     position = len(ints)
     ints.append(number)
     if ints[position] is not number:
         position = _place_of(number, ints, position)
-    return _number_leaf(leaves, "int", position, torch.int64)
+    return _number_leaf("int", position)
 
 
 # Every generator that a program still has.
@@ -545,7 +544,7 @@ def undo_random(source: Generator = generator) -> None:
 
 def random_leaf(source: Generator = generator) -> Leaf:
     """Make the next state of a generator an input of the pending step."""
-    leaves = _here()
+    _find_here()
     drawn = source.offset
     source.offset = drawn + 1
     state, states = (source.seed, drawn), pending.rng
@@ -553,7 +552,7 @@ def random_leaf(source: Generator = generator) -> Leaf:
     states.append(state)
     if states[position] is not state:
         position = _place_of(state, states, position)
-    return _number_leaf(leaves, "rng", position, torch.uint64)
+    return _number_leaf("rng", position)
 
 
 def draw(count: int, source: Generator = generator) -> None:
@@ -573,77 +572,44 @@ def leaf_at(kind: LeafKind, position: int | None = None) -> Leaf:
     numbers = {"float": pending.floats, "int": pending.ints, "rng": pending.rng}
     if position is None:
         position = len(numbers[kind])  # type: ignore[arg-type]
-    return _number_leaf(_here(), kind, position, _NUMBERS[kind])
+    _find_here()
+    return _number_leaf(kind, position)
 
 
-def _number_leaf(
-    leaves: _Leaves, kind: LeafKind, position: int, dtype: torch.dtype
-) -> Leaf:
+def _number_leaf(kind: LeafKind, position: int) -> Leaf:
     key = (position, kind)
-    leaf = leaves.get(key)
+    leaf = _leaves.get(key)
     if leaf is None:
-        leaf = _new_leaf(leaves, key, kind, (2,) if kind == "rng" else (), dtype)
+        shape = (2,) if kind == "rng" else ()
+        leaf = _leaves[key] = Leaf(kind, position, shape, _NUMBERS[kind])
     return leaf
 
 
-def _new_leaf(
-    leaves: _Leaves,
-    key: tuple[int, Any],
-    kind: LeafKind,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    strides: tuple[int, ...] | None = None,
-) -> Leaf:
-    first = _firsts.get(key)
-    if first is None:
-        first = _firsts[key] = Leaf(kind, key[0], shape, dtype)
-        first.strides = strides
-        leaves[key] = first
-        return first
-    # What the class's own `__init__` does: a step at a new place has hundreds of them.
-    leaf: Leaf = _make(Leaf)
-    leaf.kind, leaf.position = kind, key[0]
-    leaf.shape, leaf.dtype, leaf.strides = shape, dtype, strides
-    leaf.node = leaf.sharding = None
-    leaf.index = 0
-    leaf.first = first
-    leaves[key] = leaf
-    return leaf
-
-
-_make: Any = object.__new__
-
-
-def _here() -> _Leaves:
-    """Return the leaves of the place where the pending step began, which its first one decides.
+def _find_here() -> None:
+    """Record for the place where the pending step began, which its first input decides.
 
     Called before anything is numbered: Ctrl-C may end the walk of the stack that finds the place.
     """
-    global _leaves
-    if _leaves is _NOWHERE:
-        leaves = _leaves_here()
+    if not _is_somewhere:
         # In eager debug mode each op gives its inputs back.
-        if pending.eager:
-            return leaves
-        if _leaves is _NOWHERE:  # else a finaliser's op has come first
-            _leaves = leaves
-    return _leaves
+        _begin_at(None if pending.eager else _find_place())
 
 
-def _leaves_here() -> _Leaves:
-    place = None if pending.eager else _find_place()
-    leaves = _by_place.get(place)
-    if leaves is None:
-        if len(_by_place) >= _MAX_PLACES:
-            place = None
-        leaves = _by_place.setdefault(place, {})
-    return leaves
+def _begin_at(key: Any) -> None:
+    global _is_somewhere
+    if _is_somewhere:  # a finaliser's op has come first
+        return
+    if key not in _places and len(_places) >= _MAX_PLACES:
+        key = None
+    enter(_places.setdefault(key, Place()))
+    _is_somewhere = not pending.eager
 
 
 def _leave_place() -> None:
-    global _leaves, anchor
-    _leaves = _NOWHERE
+    global _is_somewhere, anchor
+    _is_somewhere = False
     anchor = None
+    carried.clear()
 
 
 def set_place(find: Callable[[], Any]) -> None:
@@ -652,21 +618,27 @@ def set_place(find: Callable[[], Any]) -> None:
     _find_place = find
 
 
-def forget_leaves() -> None:
-    """Begin new leaves at every place; the pending step keeps its own."""
+def forget_places() -> None:
+    """Let equal ops recorded from now on show their own lines; pending ones keep theirs."""
     global anchor
-    _by_place.clear()
     anchor = None
+    _places.clear()
+    values = [each.value for each in (*pending.parked, *pending.buffers)]
+    nodes = walk(value for value in values if value is not None)[0]
+    lines = {each.id: each.provenance for each in nodes}
+    carried.update(lines)
+    leave_places()
 
 
-def forget_first_leaves() -> None:
-    """Let leaves of steps to come have nothing in common with those before."""
-    _firsts.clear()
+def forget_leaves() -> None:
+    """Let go of the leaves of steps before."""
+    if not (pending.buffers or pending.parked):
+        _leaves.clear()
 
 
 def count_leaves() -> int:
     """Return how many leaves are kept for steps to come."""
-    return sum(map(len, _by_place.values()))
+    return len(_leaves)
 
 
 _NEVER = (

@@ -2,7 +2,8 @@
 
 A `Node` is one recorded torch operation; a `Value` is one of its results. Equal operations
 on equal operands are one node, however often and in whichever step they are recorded, so a
-node also carries what is costly to find out: result shapes, provenance, content digest.
+node also carries what is costly to find out: result shapes, rule, content digest. What differs
+from call site to call site, its provenance, is a column of the call site: `Place.origins`.
 
 Inputs of a graph are leaf values: the k-th buffer, float, integer or RNG state that a step
 used first. They are interned too, which makes the whole graph of a step a value that is
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lazyrt.ir.sharding import Sharding
     from lazyrt.observe.events import SourceLocation
@@ -66,21 +67,97 @@ class Provenance(NamedTuple):
         return "/".join(part for part in (self.scope, self.module) if part)
 
 
-class Op:
+class Place:
+    """A call site at which steps begin, with the provenance of each node recorded there, by its id."""
+
+    __slots__ = ("origins",)
+
+    def __init__(self) -> None:
+        self.origins: dict[int, Provenance] = {}
+
+
+class Tables:
+    """What was recorded, by what it was recorded of: values and constants.
+
+    Attributes:
+        known: All of it.
+        cache: What the pending step's call site has recorded, with a provenance of its own.
+        scopes: The globals of kernels that look it up there.
+    """
+
+    __slots__ = ("_by_place", "cache", "known", "scopes")
+
+    def __init__(self) -> None:
+        self.cache: Table = {}
+        self.known: Table = {}
+        self.scopes: list[dict[str, Any]] = []
+        self._by_place: dict[Place, Table] = {}
+        _tables.append(self)
+
+    def enter(self, place: Place) -> None:
+        """Let `cache` be a call site's."""
+        self.cache = self._by_place.setdefault(place, {})
+        for scope in self.scopes:
+            scope["look_up"] = self.cache.get
+
+    def forget_places(self) -> None:
+        """Forget which call site has recorded what; the one that goes on begins anew."""
+        self._by_place.clear()
+        self.cache.clear()
+
+    def forget(self) -> None:
+        """Forget everything."""
+        for table in (self.known, self.cache, *self._by_place.values()):
+            table.clear()
+
+
+class Present:
+    """The call site that ops are recorded for, and its lines."""
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.origins = self.place.origins
+
+
+_tables: list[Tables] = []
+present = Present()
+# Provenances of what is pending from before the notebook's cell, by id.
+carried: dict[int, Provenance] = {}
+
+
+def enter(place: Place) -> None:
+    """Record for a call site from now on: nodes get, and show, its lines."""
+    if place is not present.place:
+        present.place = Place()  # Ctrl-C leaves no tables half entered
+        for tables in _tables:
+            tables.enter(place)
+        present.place, present.origins = place, place.origins
+
+
+def leave_places() -> None:
+    """Forget what each call site has recorded; ops get new lines from now on."""
+    present.place = Place()
+    present.origins = present.place.origins
+    for tables in _tables:
+        tables.forget_places()
+
+
+def lines_now() -> Mapping[int, Provenance]:
+    """Return the provenances that nodes have now, by their ids; later ones may come in."""
+    return {**present.origins, **carried} if carried else present.origins
+
+
+class Op(Tables):
     """One functional ATen overload, with the tables of its nodes.
 
     Attributes:
-        cache: Recorded results by operand values and constants.
-        firsts: The results recorded first, whichever call site that was, by the `first` of each
-            operand and constants.
         is_view: Whether it shows its first operand's storage, and computes nothing.
     """
 
-    __slots__ = (
-        "cache", "firsts", "func", "is_random", "is_view", "name", "schema", "token",
-    )  # fmt: skip
+    __slots__ = ("func", "is_random", "is_view", "name", "schema", "token")
 
     def __init__(self, func: torch._ops.OpOverload, name: str | None = None) -> None:
+        super().__init__()
         self.func = func
         self.schema = func._schema
         self.name = name or str(func)
@@ -88,8 +165,6 @@ class Op:
         alias = None if first is None else first.alias_info
         self.is_view = alias is not None and not alias.is_write
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
-        self.cache: Table = {}
-        self.firsts: Table = {}
         self.token = self.name.encode()
 
     def __repr__(self) -> str:
@@ -105,10 +180,9 @@ class Value:
         strides: Strides in elements, None when contiguous (`strides_of`).
         node: The node that computes it; None for a leaf.
         index: Position among the node's results.
-        first: The equal value that was recorded first, at whichever call site; itself if this is it.
     """
 
-    __slots__ = ("dtype", "first", "index", "node", "shape", "strides")
+    __slots__ = ("dtype", "index", "node", "shape", "strides")
 
     def __init__(
         self,
@@ -123,7 +197,6 @@ class Value:
         self.shape = shape
         self.dtype = dtype
         self.strides = strides
-        self.first = self
 
     def __repr__(self) -> str:
         where = f"%{self.node.id}" if self.node is not None else "%?"
@@ -162,87 +235,78 @@ class Node:
         args: One entry for each schema argument: a `Value`, a constant, None, or a tuple of
             these; random ops have a leaf of kind `rng`, their (seed, offset), in front.
         outputs: The results; None where the op returns an undefined tensor.
-        provenance: Who recorded it first.
+        origin: Who recorded it first; of a graph's node, who recorded it for the graph.
         digest: 16 bytes that depend on the op, its constants and its operands' digests, and
             not on the numbering of leaves.
         spec: What lowering knows of the op on operands of these types; the recorder fills it.
     """
 
     __slots__ = (
-        "__weakref__", "args", "digest", "id", "op", "outputs", "provenance", "spec",
+        "__weakref__", "args", "digest", "id", "op", "origin", "outputs", "spec",
     )  # fmt: skip
 
-    def __init__(self, number: int, op: Op, args: Args, provenance: Provenance) -> None:
+    def __init__(self, number: int, op: Op, args: Args, origin: Provenance) -> None:
         self.id = number
         self.op = op
         self.args = args
-        self.provenance = provenance
+        self.origin = origin
         self.outputs: tuple[Value | None, ...] = ()
         self.digest = node_digest(op, args)
         self.spec: Any = None
+
+    @property
+    def provenance(self) -> Provenance:
+        """Who recorded it."""
+        return self.origin
 
     @property
     def operands(self) -> tuple[Value, ...]:
         """All values among the arguments, in order, repeats included."""
         return tuple(iter_values(self.args))
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether it computes the same values: a graph's node is equal to the recorded one."""
+        return isinstance(other, Node) and self.outputs is other.outputs
+
+    def __hash__(self) -> int:
+        return self.id
+
     def __repr__(self) -> str:
         return f"%{self.id} = {self.op.name}"
 
 
-def again(first: Node, number: int, args: Args, provenance: Provenance) -> Node:
-    """Return the node of an op that equals a recorded one, recorded at another call site.
+class RecordedNode(Node):
+    """A node in the tables, which all call sites share: it shows the lines of the pending step's."""
+
+    __slots__ = ()
+
+    @property
+    def provenance(self) -> Provenance:
+        """Who recorded it at the pending step's call site; else, who recorded it first."""
+        number = self.id
+        return carried.get(number) or present.origins.get(number) or self.origin
+
+
+def listed(nodes: Iterable[Node], lines: Mapping[int, Provenance]) -> tuple[Node, ...]:
+    """Return nodes for a graph that may be kept, with the lines that they have there.
 
     Args:
-        first: The node recorded first; what is known of it holds for the new one.
-        number: The new node's id.
-        args: The new node's arguments.
-        provenance: Where it was recorded.
+        nodes: Recorded ones; others are returned as they are.
+        lines: Their provenances by id; see `lines_now`.
     """
-    # What the classes' own `__init__` do, without a call for each of them.
-    node: Node = _make(Node)
-    node.id = number
-    node.op = first.op
-    node.args = args
-    node.provenance = provenance
-    node.digest = first.digest
-    node.spec = first.spec
-    outputs = first.outputs
-    if len(outputs) == 1:
-        node.outputs = (_value_again(outputs[0], node),)
-    else:
-        node.outputs = tuple([_value_again(old, node) for old in outputs])
-    return node
-
-
-def _value_again(old: Value | None, node: Node) -> Value | None:
-    if old is None:
-        return None
-    value: Value = _make(Value)
-    value.node = node
-    value.index = old.index
-    value.shape = old.shape
-    value.dtype = old.dtype
-    value.strides = old.strides
-    value.first = old
-    return value
+    found = []
+    for node in nodes:
+        made: Node = node
+        if node.__class__ is RecordedNode:
+            made = _make(Node)
+            made.id, made.op, made.args = node.id, node.op, node.args
+            made.outputs, made.digest, made.spec = node.outputs, node.digest, node.spec
+            made.origin = lines.get(node.id, node.origin)
+        found.append(made)
+    return tuple(found)
 
 
 _make: Any = object.__new__
-
-
-def firsts_of(args: Any) -> Any:
-    """Return an argument structure with the `first` of each value: equal at all call sites."""
-    return tuple(
-        [
-            arg.first
-            if arg.__class__ is Value or arg.__class__ is Leaf
-            else firsts_of(arg)
-            if arg.__class__ is tuple
-            else arg
-            for arg in args
-        ]
-    )
 
 
 def iter_values(args: Any) -> Iterator[Value]:
