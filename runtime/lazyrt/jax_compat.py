@@ -548,9 +548,9 @@ def deserialise(data: bytes) -> Any:
     loaded = pickle.loads(data)  # noqa: S301
     if not isinstance(loaded, tuple):
         return loaded
-    *parts, count, plan, text = loaded
+    payload, in_tree, out_tree, count, plan, text = loaded
     found = serialize_executable.deserialize_and_load(
-        *parts, execution_devices=jax.local_devices()[:count]
+        payload, in_tree, out_tree, execution_devices=jax.local_devices()[:count]
     )
     _memory_plans[found] = plan
     if text is not None:
@@ -701,7 +701,9 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 def _id(data: bytes, field: int) -> int:
     """Return a number in a message; one that is not written is 0."""
-    return next((_number(v, 0)[0] for number, _, v in _fields(data) if number == field), 0)
+    return next(
+        (_number(v, 0)[0] for number, _, v in _fields(data) if number == field), 0
+    )
 
 
 def _message(number: int, value: bytes) -> bytes:
@@ -712,7 +714,7 @@ def _message(number: int, value: bytes) -> bytes:
             head.append(each & _LOW | _MORE)
             each >>= 7  # noqa: PLW2901
         head.append(each)
-    return head + value
+    return bytes(head) + value
 
 
 class MemoryPlan(NamedTuple):
