@@ -175,7 +175,17 @@ def _goal(what: str, limit: float, figures: Sequence[float]) -> Goal:
 # ------------------------------------------------------------------ a restart
 
 
-def _restart(size: _Size) -> dict[str, dict[str, float]]:
+_RESTART_PARTS = (
+    "torch, transformers, model",
+    "import lazyrt",
+    "record, load",
+    "run",
+    "beyond torch's",
+)
+_Start = dict[str, dict[str, float]]  # seconds of each part, by clock
+
+
+def _restart(size: _Size) -> dict[str, _Start]:
     """Return what a process takes with empty disk caches and with full ones."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, LAZYRT_CACHE_DIR=str(Path(folder, "cache")))
@@ -187,51 +197,56 @@ def _restart(size: _Size) -> dict[str, dict[str, float]]:
         ]
     return {
         "empty": starts[0],
-        "full": min(starts[1:], key=lambda each: each["total"]),
+        "full": min(starts[1:], key=lambda each: each["cpu"]["beyond torch's"]),
     }
 
 
-def _restarts(restarts: dict[_Size, dict[str, dict[str, float]]]) -> Table:
-    parts = ("torch, transformers, model", "import lazyrt", "record, load", "run")
+def _restarts(restarts: dict[_Size, dict[str, _Start]]) -> Table:
     rows: list[list[Cell]] = [
         [
             f"{_name(size, 'lazyrt')}, {kind} caches",
-            *(each[part] for part in parts),
-            each["total"] - each[parts[0]],
+            *(f"{each['wall'][p]:.2f} / {each['cpu'][p]:.2f}" for p in _RESTART_PARTS),
         ]
         for size, kinds in restarts.items()
         for kind, each in kinds.items()
     ]
-    title = "seconds of CPU from the start of a process to the end of its first step"
-    return Table(title, ("", *parts, "beyond torch's"), rows)
+    title = (
+        "seconds of wall time / of CPU from a process's start to its first step's end"
+    )
+    return Table(title, ("", *_RESTART_PARTS), rows)
 
 
-def _restart_goal(restarts: dict[_Size, dict[str, dict[str, float]]]) -> Goal:
+def _restart_goal(restarts: dict[_Size, dict[str, _Start]]) -> Goal:
     beyond = [
-        kinds["full"]["total"] - kinds["full"]["torch, transformers, model"]
-        for kinds in restarts.values()
+        (full["wall"]["beyond torch's"], full["cpu"]["beyond torch's"])
+        for full in (kinds["full"] for kinds in restarts.values())
     ]
     return Goal(
-        "CPU of a restart beyond imports of torch, transformers and the model",
+        "a restart beyond imports of torch, transformers and the model, wall time / CPU",
         f"<= {_RESTART_GOAL_S:g} s",
-        ", ".join(f"{each:.2f}" for each in beyond) + " s",
-        all(each <= _RESTART_GOAL_S for each in beyond),
+        ", ".join(f"{wall:.2f} / {cpu:.2f}" for wall, cpu in beyond) + " s",
+        all(cpu <= _RESTART_GOAL_S for _, cpu in beyond),
     )
 
 
-def restart(layers: int, width: int) -> dict[str, float]:
-    """Take a first step in this process; return seconds of CPU of each part, and of all."""
-    marks = [0.0]
+def restart(layers: int, width: int) -> _Start:
+    """Take a first step in this process; return seconds of each part, by clock."""
+    clocks = {"wall": time.perf_counter, "cpu": time.process_time}
+    marks = [{name: clock() for name, clock in clocks.items()}]
+
+    def mark() -> None:
+        marks.append({name: clock() for name, clock in clocks.items()})
+
     import torch
 
     from benchmarks import bert
 
     bert.set_size(layers, width)
     model, batch = bert.make_model(), bert.make_batch()
-    marks.append(time.process_time())
+    mark()
     import lazyrt
 
-    marks.append(time.process_time())
+    mark()
     model = model.to("lazyrt")
     batch = {name: tensor.to("lazyrt") for name, tensor in batch.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -239,12 +254,17 @@ def restart(layers: int, width: int) -> dict[str, float]:
     loss.backward()
     optimizer.step()
     lazyrt.mark_step()
-    marks.append(time.process_time())
+    mark()
     loss.item()
-    marks.append(time.process_time())
-    parts = ("torch, transformers, model", "import lazyrt", "record, load", "run")
-    took = [later - former for former, later in itertools.pairwise(marks)]
-    return {**dict(zip(parts, took, strict=True)), "total": marks[-1]}
+    mark()
+    spans = [*itertools.pairwise(marks), (marks[1], marks[-1])]
+    return {
+        clock: {
+            part: later[clock] - former[clock]
+            for part, (former, later) in zip(_RESTART_PARTS, spans, strict=True)
+        }
+        for clock in clocks
+    }
 
 
 # ------------------------------------------------------------------ call sites

@@ -10,10 +10,12 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import io
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -526,9 +528,17 @@ def serialise(executable: Any) -> bytes:
     """Return an executable as bytes for `deserialise` in a process of equal versions."""
     if getattr(executable, "launch", None):  # one of ours, which pickles itself
         return pickle.dumps(executable)
-    count = len(executable.runtime_executable().local_devices())
-    parts = serialize_executable.serialize(executable)
-    return pickle.dumps((*parts, count, memory_plan(executable)))
+    devices = executable.runtime_executable().local_devices()
+    is_slim = len(devices) == 1 and devices[0].platform == "cpu"
+    kept = len(devices), memory_plan(executable)
+    if not is_slim:
+        return pickle.dumps((*serialize_executable.serialize(executable), *kept, None))
+    given, in_tree = jax.tree_util.tree_flatten(executable.args_info)
+    inner, file = executable._executable._unloaded_executable, io.BytesIO()  # noqa: SLF001
+    _SlimPickler(file).dump((inner, given, executable._no_kwargs))  # noqa: SLF001
+    trees = in_tree, executable.out_tree
+    text = zlib.compress(executable.as_text().encode(), level=1)
+    return pickle.dumps((file.getvalue(), *trees, *kept, text))
 
 
 def deserialise(data: bytes) -> Any:
@@ -538,12 +548,173 @@ def deserialise(data: bytes) -> Any:
     loaded = pickle.loads(data)  # noqa: S301
     if not isinstance(loaded, tuple):
         return loaded
-    payload, in_tree, out_tree, count, plan = loaded
+    payload, in_tree, out_tree, count, plan, text = loaded
     found = serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, execution_devices=jax.local_devices()[:count]
     )
     _memory_plans[found] = plan
+    if text is not None:
+        _texts[found] = text
     return found
+
+
+# The packed HLO of executables that were loaded without it.
+_texts: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()
+
+
+def optimised_text(executable: Any) -> str:
+    """Return the HLO that XLA made of a program, with metadata."""
+    text = _texts.get(executable)
+    if text is None:
+        return str(executable.as_text())
+    return zlib.decompress(text).decode()
+
+
+class _SlimPickler(serialize_executable._JaxPjrtPickler):  # noqa: SLF001
+    """Pickles an executable without what loading it does not need."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        found = super().persistent_id(obj)
+        is_program = found is not None and found[0] == "exec"
+        return ("exec", _slim(found[1])) if is_program else found
+
+
+# Loading takes XLA most of its time for metadata and for what is inside fusions, which is object code
+# already. Neither is stored: a fusion becomes a custom call of equal name, shape and operands, which
+# says no more than where its results are. Custom fusions stay, since XLA makes their kernels when it
+# loads them. Object code, constants, memory and order are not touched.
+#
+# Numbers are those of fields in XLA's `hlo.proto`, and in the messages around it.
+
+_COMPUTATION, _ENTRY, _STACK_FRAMES = 3, 6, 17  # of a module
+_INSTRUCTION, _COMPUTATION_ID = 2, 5
+_NAME, _OPCODE, _SHAPE, _METADATA, _FUSION_KIND = 1, 2, 3, 7, 11  # of an instruction
+_ID, _OPERANDS, _PREDECESSORS, _CALLED = 35, 36, 37, 38
+_BUFFER, _ALIASES, _ALLOCATION, _PEAKS = 1, 2, 3, 5  # of a buffer assignment
+_BUFFER_ID, _DEFINED_AT, _DEFINING_ID, _ASSIGNED = 1, 3, 4, 9
+
+_Edit = Callable[[bytes], bytes | None]
+
+
+def _slim(program: bytes) -> bytes:
+    """Return a program of XLA's CPU without what loading it does not need."""
+    size, at = _number(program, 0)
+    kept: set[int] = set()
+    hlo = {1: lambda data: _edited(data, {1: lambda data: _slim_module(data, kept)})}
+    hlo[2] = lambda data: _slim_buffers(data, kept)
+    compiled = _edited(program[at + size :], {1: lambda data: _edited(data, hlo)})
+    return program[: at + size] + compiled
+
+
+def _slim_module(module: bytes, kept: set[int]) -> bytes:
+    """Return a module of the instructions that loading needs; their ids go into `kept`."""
+    known = {
+        _id(value, _COMPUTATION_ID): value
+        for number, _, value in _fields(module)
+        if number == _COMPUTATION
+    }
+    made: dict[bytes, bytes] = {}
+    reached = [_id(module, _ENTRY)]
+    edits: dict[int, _Edit]
+    edits = {_INSTRUCTION: lambda data: _slim_instruction(data, kept, reached)}
+    while reached:
+        computation = known[reached.pop()]
+        if computation not in made:
+            made[computation] = _edited(computation, edits)
+    return _edited(module, {_STACK_FRAMES: lambda _: None, _COMPUTATION: made.get})
+
+
+def _slim_instruction(data: bytes, kept: set[int], reached: list[int]) -> bytes:
+    fields = [*_fields(data)]
+    values = {number: value for number, _, value in fields}
+    kept.add(_number(values[_ID], 0)[0])
+    if values[_OPCODE] == b"fusion" and values.get(_FUSION_KIND) != b"kCustom":
+        own = (_NAME, _SHAPE, _ID, _OPERANDS, _PREDECESSORS)
+        call = _message(_OPCODE, b"custom-call")
+        return call + b"".join(whole for number, whole, _ in fields if number in own)
+    called, at = values.get(_CALLED, b""), 0
+    while at < len(called):
+        computation, at = _number(called, at)
+        reached.append(computation)
+    return b"".join(whole for number, whole, _ in fields if number != _METADATA)
+
+
+def _slim_buffers(data: bytes, kept: set[int]) -> bytes:
+    """Return an assignment of the buffers that the kept instructions define."""
+    mine = set()
+    for number, _, value in _fields(data):
+        if number == _BUFFER:
+            at = next(v for k, _, v in _fields(value) if k == _DEFINED_AT)
+            if _id(at, _DEFINING_ID) in kept:
+                mine.add(_id(value, _BUFFER_ID))
+    own: _Edit = lambda data: data if _id(data, _BUFFER_ID) in mine else None  # noqa: E731
+    return _edited(
+        data,
+        {
+            _BUFFER: own,
+            _ALIASES: lambda _: None,
+            _ALLOCATION: lambda data: _edited(data, {_ASSIGNED: own}),
+            _PEAKS: lambda _: None,
+        },
+    )
+
+
+def _edited(data: bytes, edits: Mapping[int, _Edit]) -> bytes:
+    """Return a message whose fields of some numbers are edited, or left out where that gives None."""
+    parts = []
+    for number, whole, value in _fields(data):
+        edit = edits.get(number)
+        if edit is None:
+            parts.append(whole)
+        elif (made := edit(value)) is not None:
+            parts.append(_message(number, made))
+    return b"".join(parts)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield the number, all bytes, and the value's bytes of each field of a message."""
+    at = 0
+    while at < len(data):
+        start = at
+        tag, at = _number(data, at)
+        if tag & 7 == _SIZED:
+            size, begin = _number(data, at)
+            at = begin + size
+        else:
+            begin = at
+            at = begin + _SIZES[tag & 7] if tag & 7 else _number(data, at)[1]
+        yield tag >> 3, data[start:at], data[begin:at]
+
+
+_SIZED, _SIZES = 2, {1: 8, 5: 4}  # kinds of fields
+_LOW, _MORE = 127, 128  # of a byte: its part of a number, and that a byte follows
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at a position, and where it ends."""
+    found = shift = 0
+    while (byte := data[at]) > _LOW:
+        found |= (byte & _LOW) << shift
+        shift, at = shift + 7, at + 1
+    return found | byte << shift, at + 1
+
+
+def _id(data: bytes, field: int) -> int:
+    """Return a number in a message; one that is not written is 0."""
+    return next(
+        (_number(v, 0)[0] for number, _, v in _fields(data) if number == field), 0
+    )
+
+
+def _message(number: int, value: bytes) -> bytes:
+    """Return a field that holds a message or a text."""
+    head = bytearray()
+    for each in (number << 3 | _SIZED, len(value)):
+        while each > _LOW:
+            head.append(each & _LOW | _MORE)
+            each >>= 7  # noqa: PLW2901
+        head.append(each)
+    return bytes(head) + value
 
 
 class MemoryPlan(NamedTuple):

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, cache_miss
+from lazyrt.execution import cache, cache_miss, dumps
 from tests.harness import DEVICE, cold_start, run_python
 
 DAY_S = 86_400
@@ -463,6 +464,43 @@ def test_an_executable_is_read_while_its_step_is_described(folder, monkeypatch):
     assert work(2.5) == [3.5, 3.5, 3.5]
     assert len(loads) == 1
     assert compiles() == 0
+
+
+def every_kind_of_program():
+    """A step with fusions, products, a sort, a loop, a convolution and several results."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv1d(4, 8, 3), torch.nn.GELU(), torch.nn.Flatten()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(240, 16)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x = torch.randn(6, 4, 32).to(DEVICE)
+    for _ in range(2):
+        optimizer.zero_grad()
+        out = torch.softmax(model(x), 1)
+        found = out.sort(1)[0].cumsum(0), torch.linalg.qr(out.T @ out)[0]
+        (found[0].std() + torch.nn.functional.dropout(out).sum()).backward()
+        optimizer.step()
+        lazyrt.mark_step()
+    texts = dumps.compiled_texts(lazyrt.compiled_graphs()[0].fingerprint)
+    return [each.tolist() for each in (*found, *model.parameters())], "".join(texts)
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+@pytest.mark.parametrize("tier", ["fast", "optimised"])
+def test_a_program_from_disk_gives_the_same_bits_and_shows_the_same_hlo(
+    folder, tier, monkeypatch
+):
+    monkeypatch.setattr(config, "compile_tier", tier)
+    values, text = every_kind_of_program()
+    cold_start_of_a_process(folder)
+    again, shown = every_kind_of_program()
+
+    assert compiles() == 0
+    assert again == values
+    assert shown == text
+    assert "metadata=" in text
+    assert "fused_computation" in text
+    found = [jax_compat.deserialise(path.read_bytes()) for path in files(folder)]
+    assert any("custom-call" in each.as_text() for each in found)
 
 
 def cold_start_of_a_process(folder):

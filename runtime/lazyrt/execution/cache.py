@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
-_FORMAT = "3"
+_FORMAT = "4"
 # Stands in the key of an executable that no other process may take.
 OF_THIS_PROCESS = "|rules of this process: "
 # The end of a file: JSON, its length, and a mark.

@@ -43,7 +43,7 @@ Dialect = Literal["stablehlo", "hlo_before", "hlo"]
 
 def compiled_text(executable: Any) -> str:
     """Return the text of what XLA made, each instruction with a place."""
-    return with_all_places(str(executable.as_text()))
+    return with_all_places(jax_compat.optimised_text(executable))
 
 
 class Graph:

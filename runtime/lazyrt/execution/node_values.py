@@ -166,9 +166,9 @@ def _lazy(graph: Graph) -> NodeValues:
         graph,
         values,
         _planned_bytes(executable),
-        str(executable.as_text()),
+        jax_compat.optimised_text(executable),
         tuple(drift),
-        str(kept_executable.as_text()),
+        jax_compat.optimised_text(kept_executable),
         full.nodes,
         _alone(full, device),
     )
