@@ -70,7 +70,7 @@ _now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
-_MAX_SPANS = 20_000
+_MAX_SPANS = 200_000  # with which a page draws a frame in 16 ms
 _AT_PEAK = 5
 _PRODUCER = "lazyviz profile"
 
@@ -358,19 +358,23 @@ class Profile(Displayed):
     def spans(self) -> tuple[Span, ...]:
         """What the picture shows: the host, steps, compiles, transfers, each device, memory.
 
-        Of a very long profile, the latest 20,000 of the host, of the runs and of the rest.
+        Of a very long profile, the time of the latest 200,000.
         """
         timeline = Timeline(most=_MAX_SPANS)
         runs = self._device.runs[-_MAX_SPANS:]
         for event, now, _ in self._noted:
             if not runs or type(event).__name__ != "ExecuteFinished":
                 timeline.add(event, now, None)
-        return (
+        found = (
             *_host_spans(self._host, self.start_ns, self.end_ns),
             *timeline.spans,
             *_device_spans(runs),
             *_memory_spans(runs),
         )
+        if len(found) <= _MAX_SPANS:
+            return found
+        since = sorted(span.end_ns for span in found)[-_MAX_SPANS]
+        return tuple(span for span in found if span.end_ns >= since)
 
     @property
     def timeline(self) -> TimelineView:

@@ -140,20 +140,21 @@ def watch_tracing() -> TracingWatch:
 # Each op notes when it ended, so both ends of a pause are exact. Its lines are samples: a thread looks
 # where the program is if the last op was a while ago. It holds the recorder's lock meanwhile, so that
 # no step sees the frame that it refers to. A look at a busy program takes the interpreter from it, so
-# these looks take a small part of the time: more only while the thread has credit and comes upon
-# pauses whose line is not known.
+# these looks take a small part of the time: more only while the thread has credit and a pause came
+# whose line is not known, which wakes it.
 
 MIN_PAUSE_NS = 1_000_000
 _OFTEN_S = 0.001
 _SELDOM_S = 0.008
-_PART_OF_TIME = 0.005  # that looks at a busy program take, of both threads
+_LOOK_S = 0.00012  # that a look at a busy program takes: measured, of all threads
+_PART_OF_TIME = 0.005  # that these looks take
 _CREDIT = 10  # looks at a busy program that a watch begins with
 _PART = 0.1  # of the looks at a busy program that give credit back
 _QUIET_NS = 300_000  # a program that has recorded nothing for so long may be in a pause
 _RESOLUTION = 20  # samples of a long pause lie closer than this part of it
 _FINEST_S = 0.0005
 _COARSEST_S = 0.02
-_LONGEST_S = 0.04
+_LONGEST_S = _LOOK_S / _PART_OF_TIME
 _MAX_SAMPLES = 10_000
 _MAX_LINES = 8  # of a sample
 _MAX_UNKNOWN = 1_000
@@ -199,7 +200,10 @@ class PauseWatch(Closing):
         self._thread = thread
         self._samples: deque[Sample] = deque(maxlen=_MAX_SAMPLES)
         self._unknown: set[tuple[SourceLocation, ...]] = set()
-        self._closed = threading.Event()
+        self._closed = False
+        self._credit = float(_CREDIT)
+        self._asleep = threading.Lock()  # whoever releases it wakes the one who looks
+        self._asleep.acquire()
         with lock:
             _watch(self)
         sampler = threading.Thread(
@@ -210,12 +214,13 @@ class PauseWatch(Closing):
     def close(self) -> None:
         """Watch no more; the pause that goes on is told of as far as it has come."""
         with lock:
-            if self._closed.is_set():
+            if self._closed:
                 return
-            self._closed.set()
+            self._closed = True
             now = time.perf_counter_ns()
             if now - events.op_clock[0] >= MIN_PAUSE_NS:
                 self._told(events.op_clock[0], now, ())
+            self._wake()
             _unwatch(self)
 
     def ended(self, start: int, end: int, *, is_recording: bool = False) -> None:
@@ -240,15 +245,18 @@ class PauseWatch(Closing):
             self._unknown.discard(after)
         elif not is_recording and len(self._unknown) < _MAX_UNKNOWN:
             self._unknown.add(after)
+            if self._credit >= 1:
+                self._wake()
         self._tell(Pause(start, end, tuple(samples), after, is_recording))
 
+    def _wake(self) -> None:
+        if self._asleep.locked():
+            self._asleep.release()
+
     def _sample(self) -> None:
-        clock, credit, pause = events.op_clock, float(_CREDIT), _OFTEN_S
-        spent = looks = 0
-        seldom = _SELDOM_S
-        while not self._closed.is_set():
-            begun = time.thread_time_ns()
-            time.sleep(pause)
+        clock, pause, seldom = events.op_clock, _OFTEN_S, _SELDOM_S
+        while not self._closed:
+            self._asleep.acquire(timeout=pause)
             last = clock[0]
             quiet = time.perf_counter_ns() - last
             if quiet > _QUIET_NS and last != clock[2]:
@@ -256,15 +264,13 @@ class PauseWatch(Closing):
                 seldom = _SELDOM_S
                 pause = min(max(quiet / 1e9 / _RESOLUTION, _FINEST_S), _COARSEST_S)
                 continue
-            is_often = credit >= 1 and (self._unknown or pause < _SELDOM_S)
-            credit += _PART if not is_often else -1
-            spent += time.thread_time_ns() - begun
-            looks += 1
-            pause = _OFTEN_S if is_often else seldom
-            most = min(2 * spent / looks / 1e9 / _PART_OF_TIME, _LONGEST_S)
-            seldom = max(
-                min(2 * seldom, most), _SELDOM_S
-            )  # until it comes upon a pause
+            if self._credit >= 1 and (self._unknown or pause < _SELDOM_S):
+                self._credit -= 1
+                pause = _OFTEN_S
+            else:
+                self._credit += _PART
+                pause = seldom
+                seldom = min(2 * seldom, _LONGEST_S)  # until it comes upon a pause
 
     def _look(self) -> None:
         """Note the lines that the thread is at, unless it is recording right now."""
