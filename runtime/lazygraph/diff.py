@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lazygraph.errors import HloError
 from lazygraph.graph import Graph, GraphBuilder, Label, gc_paused
-from lazygraph.match import match
+from lazygraph.match import lists, match
 from lazygraph.normalize import called, graph_of_module
 from lazygraph.read.hlo_module import HloModule
 from lazygraph.read.open import graph_of
@@ -631,102 +630,35 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     Raises:
         HloError: One of them holds no graph.
     """
-    a, b = graph_of(a), graph_of(b)
+    a, b = (lists.without_positions(graph_of(each), _called) for each in (a, b))
     found = _matched(a, b)
     pairs = [*found.changed, *((each.a, each.b) for each in found.rewired)]
     ours = (*found.removed, *(x for x, _ in pairs))
     others = (*found.added, *(y for _, y in pairs))
-    if _have_lists(a, ours) and _have_lists(b, others):
+    if lists.work(a, ours, _called) & lists.work(b, others, _called):
         aligned = _matched(a, _with_lists_as(a, b))
         return aligned if aligned.cost < found.cost else found
     return found
 
 
-# An op on lists does the same to each entry, so their order means nothing.
-_LIST_OP = "._foreach_"
-_ARGUMENT = re.compile(r"\[[^\[\]]*\]|[^\[\],\s][^,]*")
-
-
-def _have_lists(graph: Graph, nodes: Iterable[int]) -> bool:
-    """Return whether ops on lists, or their results, are among some nodes."""
-    near = {each for node in nodes for each in (node, *graph.operands[node][:1])}
-    return any(_LIST_OP in graph.ops[node] for node in near)
-
-
-def _entries(graph: Graph) -> dict[int, dict[int, int]]:
-    """Return for each op on lists its results' nodes by their index."""
-    found: dict[int, dict[int, int]] = {}
-    for node, (whole, *_) in ((n, row) for n, row in enumerate(graph.operands) if row):
-        if _LIST_OP in graph.ops[whole] and graph.ops[node] == "getitem":
-            index = int(graph.attrs[node].rpartition("=")[2])
-            found.setdefault(whole, {})[index] = node
-    return found
-
-
-def _arguments(graph: Graph, whole: int) -> Iterator[list[tuple[str, int]]]:
-    """Yield the arguments of an op on lists: entries as text, each with what it reads or -1."""
-    operands = iter(graph.operands[whole])
-    for part in _ARGUMENT.findall(graph.attrs[whole]):
-        entries = part.strip("[]").split(", ")
-        yield [(each, next(operands) if each == "%" else -1) for each in entries]
-
-
-def _relabelled(graph: Graph, new: dict[int, tuple[Label, tuple[int, ...]]]) -> Graph:
-    """Return a graph of which some nodes have other labels and operands."""
-    made = Graph(
-        graph.name, [*graph.labels], [*graph.kinds], [*graph.operands], graph.outputs,
-        names=[*graph.names], origins=[graph.origin(k) for k in range(len(graph))],
-        groups=graph.groups, numbers=graph.numbers, holders=graph.holders, dead=graph.dead,
-        source=graph.source, part=graph.part,
-    )  # fmt: skip
-    made.saved, made.optimizer = graph.saved, graph.optimizer
-    kinds = {label: kind for kind, label in enumerate(made.labels)}
-    for node, (label, operands) in new.items():
-        made.kinds[node] = kinds.setdefault(label, len(kinds))
-        made.operands[node] = operands
-    made.labels = list(kinds)
-    return made
-
-
-def _split(graph: Graph) -> Graph:
-    """Return a graph with each result of an op on lists as an op of its own."""
-    new = {}
-    for whole, nodes in _entries(graph).items():
-        arguments = [*_arguments(graph, whole)]
-        for index, node in nodes.items():
-            row = [each[min(index, len(each) - 1)] for each in arguments]
-            attrs = ", ".join(text for text, _ in row)
-            label = Label(graph.ops[whole], graph.types[node], attrs)
-            new[node] = label, tuple(read for _, read in row if read >= 0)
-    return _relabelled(graph, new)
+def _called(graph: Graph, node: int) -> list[Graph]:
+    found = (callee_graph(graph, name) for _, name in callees(graph, node))
+    return [each for each in found if each is not None]
 
 
 def _with_lists_as(a: Graph, b: Graph) -> Graph:
     """Return a graph whose ops on lists have the entries in the order of another graph's."""
-    partners, of_a = _matched(_split(a), _split(b)).partner_b, _entries(a)
-    at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}
     new: dict[int, tuple[Label, tuple[int, ...]]] = {}
-    for whole, nodes in _entries(b).items():
-        found = {k: at.get(partners[node], (-1, -1)) for k, node in nodes.items()}
-        order = {place: k for k, (_, place) in found.items()}
-        if len({w for w, _ in found.values()}) > 1 or sorted(order) != sorted(nodes):
-            continue
-        if sorted(order) != [*range(len(order))]:
-            continue
-        reads: list[int] = []
-        texts = []
-        for each in _arguments(b, whole):
-            is_list = len(each) == len(order)
-            row = [each[order[k]] for k in range(len(each))] if is_list else each
-            reads += [read for _, read in row if read >= 0]
-            text = ", ".join(entry for entry, _ in row)
-            texts.append(f"[{text}]" if is_list else text)
-        types = ", ".join(b.types[nodes[order[k]]] for k in range(len(order)))
-        new[whole] = Label(b.ops[whole], f"({types})", ", ".join(texts)), tuple(reads)
-        for place, k in order.items():
+    found = lists.orders(a, b, _called, lambda a, b: _matched(a, b).partner_b)
+    for whole, (partner, places, operands) in found.items():
+        nodes = lists.results(b)[whole]
+        types = ", ".join(b.types[nodes[k]] for k in places)
+        shown = b.types[whole] if whole in nodes.values() else f"({types})"
+        new[whole] = a.label(partner)._replace(type=shown), operands
+        for place, k in enumerate(places) if whole not in nodes.values() else ():
             label = b.label(nodes[k])._replace(attrs=f"index={place}")
             new[nodes[k]] = label, b.operands[nodes[k]]
-    return _relabelled(b, new)
+    return b.relabelled(new)
 
 
 def _matched(a: Graph, b: Graph) -> GraphDiff:

@@ -274,6 +274,20 @@ class Graph:
         vars(found).update(_read_origin=renamed, _known_origins={})
         return found
 
+    def relabelled(self, new: Mapping[int, tuple[Label, tuple[int, ...]]]) -> Graph:
+        """Return the graph with other labels and operands of some nodes."""
+        kinds = {label: kind for kind, label in enumerate(self.labels)}
+        found, of_nodes, operands = copy(self), [*self.kinds], [*self.operands]
+        for node, (label, reads) in new.items():
+            of_nodes[node] = kinds.setdefault(label, len(kinds))
+            operands[node] = reads
+        for known in ("ops", "types", "attrs", "inputs", "users"):
+            vars(found).pop(known, None)
+        vars(found).update(
+            labels=[*kinds], kinds=of_nodes, operands=operands, ancestor_keys=None
+        )
+        return found
+
     def scope(self, node: int) -> str:
         """Return a node's module path, which may be empty."""
         return self.origin(node).scope

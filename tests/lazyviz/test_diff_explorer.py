@@ -423,4 +423,6 @@ def test_parameters_in_another_order_are_no_line_however_an_optimizer_takes_them
     assert first != second
     assert view.diff.is_empty
     assert "no difference" in str(view)
+    for form in ("stablehlo", "hlo"):
+        assert lazyviz.diff(first, second, form).diff.is_empty, form
     assert not [each for each in view.diff.dead[1] if "_foreach" in each.label.op]

@@ -1,0 +1,185 @@
+"""Ops on lists and calls: in which order they have their entries or operands means nothing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from lazygraph.graph import CONSTANT, PARAMETER, Label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lazygraph.graph import Graph
+
+    Callees = Callable[[Graph, int], list[Graph]]
+    Matched = Callable[[Graph, Graph], list[int]]
+
+_ARGUMENT = re.compile(r"\[[^\[\]]*\]|[^\[\],\s][^,]*")
+_GETTERS = {"getitem", "get-tuple-element"}
+_LISTS = "._foreach_"
+_CALLS = {"call", "fusion"}
+# What a function consists of that picks an element: its name in StableHLO and in HLO.
+_PICKS = {PARAMETER, "dynamic_slice", "dynamic-slice", "reshape", "bitcast"}
+
+
+class Entry(NamedTuple):
+    """What makes one result of an op on lists.
+
+    Attributes:
+        key: Equal for entries to which the same is done.
+        slots: Which of the op's operands it reads, in the order of `key`.
+    """
+
+    key: object
+    slots: tuple[int, ...]
+
+
+class Order(NamedTuple):
+    """An op on lists, in the order of another program.
+
+    Attributes:
+        partner: The op there.
+        places: For each entry of the partner the index that it has here.
+        operands: The op's operands in the partner's order.
+    """
+
+    partner: int
+    places: list[int]
+    operands: tuple[int, ...]
+
+
+def results(graph: Graph) -> dict[int, dict[int, int]]:
+    """Return for each call, and each op with several results, the nodes that give them, by index."""
+    found = {
+        k: {0: k}
+        for k, op in enumerate(graph.ops)
+        if op in _CALLS and not graph.types[k].startswith("(")
+    }
+    for node, op in enumerate(graph.ops):
+        if op in _GETTERS:
+            index = int(graph.attrs[node].rpartition("=")[2])
+            found.setdefault(graph.operands[node][0], {})[index] = node
+    return found
+
+
+def entries(graph: Graph, whole: int, callees: Callees) -> list[Entry]:
+    """Return what makes each result of an op on lists or a call; nothing of other ops."""
+    if _LISTS in graph.ops[whole]:
+        return _of_arguments(graph, whole)
+    called = callees(graph, whole) if graph.operands[whole] else []
+    found = _of_callee(called[0]) if len(called) == 1 else []
+    slots = {slot for each in found for slot in each.slots}
+    return found if max(slots, default=0) < len(graph.operands[whole]) else []
+
+
+def _of_arguments(graph: Graph, whole: int) -> list[Entry]:
+    slots = iter(range(len(graph.operands[whole])))
+    arguments = [
+        [(text, next(slots) if text == "%" else -1) for text in part.strip("[]").split(", ")]
+        for part in _ARGUMENT.findall(graph.attrs[whole])
+    ]  # fmt: skip
+    rows = [
+        [each[k] if len(each) > 1 else each[0] for each in arguments]
+        for k in range(len(arguments[0]))
+        if all(len(each) in (1, len(arguments[0])) for each in arguments)
+    ]
+    return [
+        Entry(tuple(text for text, _ in row), tuple(k for _, k in row if k >= 0))
+        for row in rows
+    ]
+
+
+def _of_callee(callee: Graph) -> list[Entry]:
+    found = []
+    for output in callee.outputs:
+        order, queue = {output: 0}, [output]
+        for node in queue:
+            new = [k for k in callee.operands[node] if k not in order]
+            order |= {k: len(order) + n for n, k in enumerate(dict.fromkeys(new))}
+            queue += dict.fromkeys(new)
+        inputs = [k for k in order if callee.ops[k] == PARAMETER]
+        key = tuple(
+            (callee.label(k), *(order[each] for each in callee.operands[k])) for k in order
+        )  # fmt: skip
+        found.append(Entry(key, tuple(callee.numbers[k] for k in inputs)))
+    return found
+
+
+def work(graph: Graph, nodes: Iterable[int], callees: Callees) -> set[object]:
+    """Return what calls among some nodes, or near them, do to their entries, or that one is on lists."""
+    near = {each for k in nodes for each in (k, *graph.operands[k][:1])}
+    if any(_LISTS in graph.ops[k] for k in near):
+        return {_LISTS}
+    rows = (entries(graph, k, callees) for k in near & results(graph).keys())
+    keys = (Counter(row.key for row in each) for each in rows)
+    return {frozenset(each.items()) for each in keys if each}
+
+
+def split(graph: Graph, callees: Callees) -> Graph:
+    """Return a graph with each result of an op on lists as an op of its own."""
+    new = {}
+    for whole, nodes in results(graph).items():
+        found, reads = entries(graph, whole, callees), graph.operands[whole]
+        for index, node in nodes.items() if found else ():
+            label = Label(graph.ops[whole], graph.types[node], str(found[index].key))
+            new[node] = label, tuple(reads[k] for k in found[index].slots)
+    return graph.relabelled(new)
+
+
+def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, Order]:
+    """Return the ops on lists of `b` that have the entries of one of `a` in another order.
+
+    Args:
+        a: The graph before.
+        b: The graph now.
+        callees: Gives the graphs that a node calls.
+        matched: Gives for each node of a second graph its partner in a first one, or -1.
+    """
+    partners, of_a = matched(split(a, callees), split(b, callees)), results(a)
+    at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}
+    found = {}
+    for whole, nodes in results(b).items():
+        pairs = {k: at.get(partners[node], (-1, -1)) for k, node in nodes.items()}
+        partner = next(iter(pairs.values()))[0]
+        places = {place: k for k, (_, place) in pairs.items()}
+        order = [places.get(k, -1) for k in range(len(nodes))]
+        if {w for w, _ in pairs.values()} != {partner} or sorted(order) != sorted(
+            nodes
+        ):
+            continue
+        ours, own = entries(a, partner, callees), entries(b, whole, callees)
+        reads, count = [*b.operands[whole]], len(a.operands[partner])
+        if not own or len(ours) != len(own) or len(reads) != count:
+            continue
+        if any(ours[place].key != own[k].key for place, k in enumerate(order)):
+            continue
+        for place, k in enumerate(order):
+            for slot, other in zip(ours[place].slots, own[k].slots, strict=True):
+                reads[slot] = b.operands[whole][other]
+        found[whole] = Order(partner, order, tuple(reads))
+    return found
+
+
+def without_positions(graph: Graph, callees: Callees) -> Graph:
+    """Return a graph in which numbers of a packed input have no position, as inputs have none."""
+    new = {}
+    for node, operands in enumerate(graph.operands):
+        ops = [graph.ops[each] for each in operands]
+        if ops != [PARAMETER, CONSTANT] or len(graph.users[operands[1]]) > 1:
+            continue
+        if _picks(graph, node, callees):
+            label = graph.label(operands[1])
+            new[operands[1]] = label._replace(attrs="position", literal=""), ()
+    return graph.relabelled(new) if new else graph
+
+
+def _picks(graph: Graph, node: int, callees: Callees) -> bool:
+    """Return whether a node calls what picks an element of its operand, and does no more."""
+    called = callees(graph, node)
+    return bool(called) and all(
+        each.ops[k] in _PICKS or _picks(each, k, callees)
+        for each in called
+        for k in range(len(each))
+    )
