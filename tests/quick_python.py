@@ -24,6 +24,18 @@ import types
 _READ_AT_IMPORT = ("PYTHON", "JAX", "XLA", "TORCH", "OMP", "MKL", "TF_", "ABSL")
 _HANDED_OVER = {"PYTHONPATH"}
 
+# What a program imports before its own lines, and what lazyrt would import of these then.
+_IMPORTED = (
+    "jax.numpy",
+    "jax.experimental.serialize_executable",
+    "jax.experimental.shard_map",
+    "jax.extend.core",
+    "jax.scipy.special",
+    "jaxlib.mlir.dialects.mhlo",
+    "torch._dynamo",  # which the first op of a program would load
+    "torch.utils.data",
+)
+
 
 def interpreter(environment=None):
     """Return the words in front of `-c` or `-m`, for a program with this environment."""
@@ -63,11 +75,14 @@ def _server():
 
 def serve(address):
     """Fork for each relay; return in the fork, with the words of its program."""
+    import gc
+    import importlib
     import selectors
 
-    import jax.numpy  # noqa: F401
-    import torch._dynamo  # which the first op of a program would load
-    import torch.utils.data  # noqa: F401
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection of the fork would go through, and so copy, all of it
 
     chosen = selectors.DefaultSelector()
     wake, woken = os.pipe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+
+from tests.quick_python import interpreter
 
 ROOT = Path(__file__).parent.parent.parent
 FLAGS = [
@@ -45,8 +48,14 @@ def serving(folder, application="jupyterlab"):
         PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
         JUPYTER_CONFIG_DIR=str(folder / "config"),
         JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"),
+        JUPYTER_PATH=str(folder / "data"),
         LAZYRT_CACHE_DIR="",
     )
+    kernel = folder / "data/kernels/python3"
+    kernel.mkdir(parents=True)
+    words = [*interpreter(environment), "-m", "ipykernel_launcher"]
+    start = {"argv": [*words, "-f", "{connection_file}"], "display_name": "Python 3"}
+    (kernel / "kernel.json").write_text(json.dumps({**start, "language": "python"}))
     options = [
         "--no-browser",
         f"--port={port}",

@@ -78,27 +78,8 @@ USE_JAX = """
 import jax.numpy as jnp
 (jnp.ones(3) * 2).block_until_ready()
 """
-
-
-@needs_fork
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "warnings_of_jax"),
-    [
-        ("import torch, lazyrt" + USE_LAZYRT + OWN_RULE, 0),
-        (USE_JAX + "import torch, lazyrt" + USE_LAZYRT, 1),
-        ("import torch, lazyrt" + USE_JAX + USE_LAZYRT, 1),
-        ("import torch, lazyrt" + USE_LAZYRT + USE_JAX, 1),
-    ],
-    ids=["lazyrt alone", "jax before", "jax between", "jax after"],
-)
-def test_jax_warns_of_a_fork_only_in_a_program_that_uses_jax_itself(
-    program, warnings_of_jax
-):
-    """A DataLoader with workers prints nothing, and the user's own jax program is told as ever."""
-    code = f"""
+FORK = """
 import os, warnings
-{program}
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     child = os.fork()
@@ -107,10 +88,26 @@ with warnings.catch_warnings(record=True) as told:
     os.waitpid(child, 0)
 told = [each for each in told if "JAX" in str(each.message)]
 assert all(each.filename == "<string>" for each in told), told
-print(len(told))
+print(len(told), end="")
 """
 
-    assert run_python(code, anew=True).splitlines()[-1] == str(warnings_of_jax)
+
+@needs_fork
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "warnings_of_jax"),
+    [
+        ("import torch, lazyrt" + USE_LAZYRT + OWN_RULE + FORK + USE_JAX + FORK, "01"),
+        (USE_JAX + "import torch, lazyrt" + USE_LAZYRT + FORK, "1"),
+        ("import torch, lazyrt" + USE_JAX + USE_LAZYRT + FORK, "1"),
+    ],
+    ids=["lazyrt alone, then jax", "jax before", "jax between"],
+)
+def test_jax_warns_of_a_fork_only_in_a_program_that_uses_jax_itself(
+    program, warnings_of_jax
+):
+    """A DataLoader with workers prints nothing, and the user's own jax program is told as ever."""
+    assert run_python(program, anew=True).splitlines()[-1] == warnings_of_jax
 
 
 def sent(tensor):
