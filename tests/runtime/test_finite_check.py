@@ -19,6 +19,7 @@ pytestmark = pytest.mark.lazy_only("is about whole steps")
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
+    monkeypatch.setattr(finite_check, "_PAUSE_NS", 0)  # each step is asked
     lazyrt.mark_step()
     lazyrt.clear_caches()
     lazyrt.reset_counters()
@@ -125,7 +126,7 @@ def test_weights_and_optimizer_state_are_as_before_the_step_and_training_goes_on
     torch.testing.assert_close(found, run("cpu", good))
 
 
-def noisy_training(steps, bad_at):
+def noisy_training(steps, bad_at, *, waits=True):
     """Train a network with random numbers and running means; return what it holds at the end."""
     torch.manual_seed(0)
     norm, drop = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
@@ -146,7 +147,8 @@ def noisy_training(steps, bad_at):
                 for running in norm.buffers():
                     running.mul_(2)
             lazyrt.mark_step()
-            lazyrt.wait()
+            if waits or k == steps - 1:
+                lazyrt.wait()
         except NotFiniteError:
             break
     states = [value for state in optimizer.state.values() for value in state.values()]
@@ -416,3 +418,95 @@ def test_a_step_larger_than_the_budget_has_run_and_says_so():
             loss.item()
 
     assert loss.isnan().item()
+
+
+NEVER = 10**18
+
+
+def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
+    monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
+    asked: list[int] = []
+    are_finite = finite_check._are_finite
+
+    def ask(arrays):
+        asked.append(sum(array.size for array in arrays))
+        return are_finite(arrays)
+
+    monkeypatch.setattr(finite_check, "_are_finite", ask)
+    lazyrt.config.stop_at_nan = True
+    list(small_training(6, root_and_bias))
+
+    assert asked == [9, 9]
+
+
+@pytest.mark.parametrize("bad_at", [1, 2, 3, 4, 6, 7])
+@pytest.mark.parametrize("most", [4, 100])
+def test_a_step_that_was_not_asked_is_found_by_the_next_question_or_wait(
+    bad_at, most, monkeypatch
+):
+    monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(kept_steps, "_MOST_STEPS", most)
+    expected = noisy_training(bad_at, bad_at=None)
+    lazyrt.config.stop_at_nan = True
+
+    found = noisy_training(bad_at + 2, bad_at, waits=False)
+
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_bad_loss_of_a_step_that_was_not_asked_is_found_though_weights_are_finite(
+    holds, monkeypatch
+):
+    monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    lazyrt.config.stop_at_nan = True
+    losses: list[Any] = []
+
+    def loss(rows, bias):
+        aside = (rows.detach().log() * 0).sum()  # -inf * 0 in the bad step
+        found = rows.square().sum() + bias.square().sum() + aside
+        losses[:] = [*losses, found] if holds else [found]
+        return found
+
+    (table,) = {id(t): t for t in small_training(5, loss, at=2)}.values()
+    with pytest.raises(
+        NotFiniteError, match=r"gave losses.* that is not finite"
+    ) as caught:
+        lazyrt.wait()
+
+    last = max(record.last_step for record in lazyrt.compiled_graphs())
+    bad = (
+        last - 2 * 2
+    )  # each turn has a barrier after its optimizer, and one of its own
+    assert str(caught.value).startswith(f"step {bad} gave")
+    assert "It begins with 2 -Inf in aten.log.default" in str(caught.value)
+    assert table.isfinite().all()
+
+
+def test_a_loss_that_is_overwritten_before_the_next_question_counts_as_it_was(
+    monkeypatch,
+):
+    monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+
+    def run(*, is_on):
+        lazyrt.clear_caches()
+        lazyrt.reset_counters()
+        lazyrt.config.stop_at_nan = is_on
+        kept = torch.zeros((), device="lazyrt")
+
+        def loss(rows, bias):
+            nonlocal kept
+            kept.mul_(2)
+            kept = root_and_bias(rows, bias)
+            return kept
+
+        (table,) = {id(t): t for t in small_training(5, loss)}.values()
+        keys = {(r.key.fingerprint, r.key.donated) for r in lazyrt.compiled_graphs()}
+        return keys, lazyrt.counters(), table.detach().cpu()
+
+    expected, found = run(is_on=False), run(is_on=True)
+
+    assert found[:2] == expected[:2]
+    torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0)

@@ -1,10 +1,10 @@
 """Stopping at the first step whose loss or weights are not finite (`config.stop_at_nan`).
 
 A gradient that is not finite makes weights, and those nearly always the next loss and all gradients. So
-each step is asked of its loss and its smallest weight, and once in a window of steps (`kept_steps`) of
-all its weights. Nobody waits for the answer: the next step is recorded and dispatched meanwhile. When it
-is no, the steps of the window run again, and each is asked of everything. Tensors are given back what they
-held before the first bad one, and the ops behind the NaN can be computed.
+a few times a second a step is asked of its smallest weight and of the losses since, and once in a window
+of steps (`kept_steps`) of all its weights. Nobody waits for the answer: the next step is recorded and
+dispatched meanwhile. When it is no, the steps of the window run again, and each is asked of everything.
+Tensors are given back what they held before the first bad one, and the ops behind the NaN can be computed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 import jax
@@ -23,18 +24,18 @@ from lazyrt import jax_compat
 from lazyrt.config import config, follow
 from lazyrt.control.rollback import go_back, updates_of
 from lazyrt.errors import LazyRuntimeError, NotFiniteError, OutOfMemoryError
-from lazyrt.execution import deferred_asserts, kept_steps, replicas
+from lazyrt.execution import copy_on_donate, deferred_asserts, kept_steps, replicas
 from lazyrt.execution.executor import watch_results
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import Run
 from lazyrt.execution.inspection import find_not_finite
 from lazyrt.frontend.buffers import states_of
 from lazyrt.frontend.torch_compat import is_lazy, on_backward
-from lazyrt.ir.live import lock, made_in, pending
+from lazyrt.ir.live import lock, made_in, pending, ready_buffers
 from lazyrt.ir.node import iter_values, nbytes_of, type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,6 +50,12 @@ if TYPE_CHECKING:
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
+# Asking takes half a millisecond, twice that on a busy machine; a loop that ends this much later ends at once.
+_PAUSE_NS = 250_000_000
+_asked_ns = 0
+# The losses of steps that were not asked, kept until one is, and the latest of these steps.
+_losses: list[tuple[KeptStep, Value, Buffer]] = []
+_unasked: tuple[Plan, KeptStep] | None = None
 # What backward passes of the pending step began with, and the numbers that it was made of.
 _differentiated: set[Value] = set()
 
@@ -64,6 +71,12 @@ def _are_finite(arrays: Sequence[Array]) -> Array:
     with jax_compat.scope():
         found: Array = _finite(arrays)
     return found
+
+
+def _is_finite(array: Array) -> bool:
+    """Wait for an array, and return whether it is finite; one number is read without an execution."""
+    read = np.isfinite(array) if array.size == 1 else _are_finite([array])
+    return bool(np.asarray(read).all())
 
 
 def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
@@ -90,37 +103,112 @@ def _look(base: Buffer, *, is_loss: bool = False) -> None:
     with lock:
         kept = kept_steps.kept(run.step)
         is_weight = kept is not None and slot in kept.watched.values()
-        if (is_loss or is_weight) and not np.asarray(_are_finite([base.data])).all():
+        if (is_loss or is_weight) and not _is_finite(base.data):
             graph = run.record.canonical if kept is None else kept.canonical
             bad = [graph.roots[run.order[slot]]] if graph is not None else []
             raise _error(run.step, _names(graph, run.record), bad, kept)
 
 
-def watch(plan: Plan, results: Sequence[Array], kept: KeptStep | None) -> None:
-    """Ask of a step, once it is dispatched, whether its loss and its weights are finite."""
+def watch(
+    plan: Plan,
+    results: Sequence[Array],
+    live: Sequence[Buffer],
+    kept: KeptStep | None,
+) -> None:
+    """Ask of a step, once it is dispatched, whether its loss and its weights are finite.
+
+    Weights stay what they are, so a step whose inputs are kept can be asked with a later one.
+    """
+    global _asked_ns, _unasked
     step = pending.number - 1
     if not plan.watched:
         plan.watched.extend(_watched(plan, step))
     _differentiated.clear()
-    watched, every = plan.watched
+    losses, weight, gradients, every = plan.watched
     if kept is not None:
         kept.watched, kept.updates = every, updates_of(step)
-        watched = every if kept.is_first else watched
-    if not watched:
+        if weight and not kept.is_first and time.monotonic_ns() - _asked_ns < _PAUSE_NS:
+            _unasked = plan, kept
+            _keep_losses(results, live, kept, losses)
+            return
+    if not every:
         return
+    asked = every if kept is not None and kept.is_first else losses | weight | gradients
+    if weight:
+        _asked_ns, _unasked = time.monotonic_ns(), None
+    judge = _judge(plan, step, asked, kept)
+    found = _are_finite([results[slot] for slot in asked.values()])
+    deferred_asserts.watch(step, found, judge)
+
+
+def _keep_losses(
+    results: Sequence[Array],
+    live: Sequence[Buffer],
+    kept: KeptStep,
+    losses: Mapping[Value, int],
+) -> None:
+    keepers: dict[int, list[Buffer]] = {}
+    for value, slot in losses.items():
+        keeper = kept_steps.keeper_of(value, results[slot])
+        keepers[id(keeper.data)] = [keeper]
+        _losses.append((kept, value, keeper))
+    for owner in live if keepers else ():
+        if id(owner.data) in keepers:
+            keepers[id(owner.data)].append(owner)
+    copy_on_donate.share(keepers.values())
+
+
+def _judge(
+    plan: Plan, step: int, asked: Mapping[Value, int], kept: KeptStep | None
+) -> Callable[[NDArray[np.bool_]], NotFiniteError | None]:
+    """Return what looks at a step's answer, and at the losses that were kept till then."""
+    earlier = _losses.copy()
+    _losses.clear()
 
     def judge(finite: NDArray[np.bool_]) -> NotFiniteError | None:
-        bad = list(itertools.compress(watched, ~finite))
+        for before, value, keeper in earlier:
+            if not _is_finite(keeper.data):
+                names = _names(before.canonical, before.record)
+                return _error(before.number, names, [value], before)
+        bad = list(itertools.compress(asked, ~finite))
         return _error(step, _names(plan.graph, plan.record), bad, kept) if bad else None
 
-    asked = [results[slot] for slot in watched.values()]
-    deferred_asserts.watch(step, _are_finite(asked), judge)
+    return judge
+
+
+def _ask_last() -> None:
+    """Raise if the latest step, which was not asked, or a loss since the one that was, is not finite."""
+    global _unasked
+    with lock:
+        if _unasked is None:
+            return
+        (plan, kept), _unasked = _unasked, None
+        asked = plan.watched[1]
+        # A weight that the program has let go, or overwritten since, is asked of no more.
+        data = [
+            buffer.data
+            for buffer in ready_buffers()
+            if _made(buffer, kept.number) in asked.values()
+        ][:1]
+        judge = _judge(plan, kept.number, asked if data else {}, kept)
+        error = judge(np.array([_is_finite(each) for each in data], bool))
+    if error is not None:
+        raise error
+
+
+def _made(buffer: Buffer, step: int) -> int | None:
+    """Return which result of a step a buffer has; None for none."""
+    run, slot = made_in(buffer)
+    return slot if run.__class__ is Run and run.step == step else None
 
 
 def _error(
     number: int, names: Mapping[Value, str], bad: list[Value], kept: KeptStep | None
 ) -> NotFiniteError:
     """Go back to before the first bad step, and return what to raise, with the op in which it began."""
+    global _unasked
+    _unasked = None
+    _losses.clear()
     deferred_asserts.forget()  # later steps computed with it
     with lock, contextlib.suppress(OutOfMemoryError):
         if kept is not None and kept.canonical is not None:
@@ -204,50 +292,62 @@ def _gave(number: int, names: Mapping[Value, str], bad: Sequence[Value]) -> str:
     return f"step {number} gave {', '.join(called)}{more} that {are} not finite"
 
 
-def _watched(plan: Plan, step: int) -> tuple[dict[Value, int], dict[Value, int]]:
-    """Return what each step of a plan is asked of, and all that tells whether it is finite.
+def _watched(plan: Plan, step: int) -> list[dict[Value, int]]:
+    """Return a plan's losses, smallest weight, gradients that no optimizer takes, and all together.
 
-    Both by value, with the position among the results: losses, then weights, the smallest first.
+    All by value, with the position among the results. Without an optimizer gradients are asked of
+    instead of weights.
     """
     trained, gradients = _trained(step)
     losses: dict[Value, int] = {}
-    weights: dict[Value, int] = {}
+    others: dict[Value, int] = {}
     for slot, rank in enumerate(plan.order):
         value = plan.graph.roots[rank]
         if value.dtype.is_floating_point or value.dtype.is_complex:
             if value in _differentiated:
                 losses[value] = slot
             elif slot in (trained or gradients):
-                weights[value] = slot
-    smallest = sorted(weights, key=nbytes_of)
-    # A gradient that no weight takes is gone with its step.
-    few = {value: weights[value] for value in smallest[: 1 if trained else None]}
-    return losses | few, losses | {value: weights[value] for value in smallest}
+                others[value] = slot
+    others = {value: others[value] for value in sorted(others, key=nbytes_of)}
+    weight = dict(itertools.islice(others.items(), 1 if trained else 0))
+    return [losses, weight, {} if trained else others, losses | others]
 
 
 def _trained(step: int) -> tuple[set[int], set[int]]:
     """Return which results of a step are weights, and which are gradients that no optimizer takes.
 
     What an optimizer does with a gradient shows in weights: a scaler of gradients leaves out steps in
-    which some are not finite.
+    which some are not finite. Where no optimizer has updated any, a weight is a leaf that requires
+    gradients, which only a search finds.
     """
-    weights: dict[int, int] = {}
+    weights = {
+        slot
+        for reference, _ in updates_of(step)
+        if (optimizer := reference()) is not None
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for slot in _slots(parameter, step)
+    }
+    if weights:
+        return weights, set()
     gradients: dict[int, int] = {}
     taken: set[int] = set()
     for each in gc.get_objects():
         kind = type(each)
         if issubclass(kind, torch.optim.Optimizer):
             taken.update(id(p) for group in each.param_groups for p in group["params"])
-        if kind not in _TENSORS or not (is_lazy(each) and each.requires_grad):
-            continue
-        for tensor in (each, each.grad) if each.is_leaf else ():
-            for state in states_of(tensor):
-                run, slot = made_in(state.base)
-                if run.__class__ is Run and run.step == step:
-                    made = weights if tensor is each else gradients
-                    made[id(each)] = slot
-    free = {slot for key, slot in gradients.items() if key not in taken}
-    return set(weights.values()), free
+        if kind in _TENSORS and each.requires_grad and each.is_leaf:
+            weights.update(_slots(each, step))
+            gradients |= dict.fromkeys(_slots(each.grad, step), id(each))
+    return weights, {slot for slot, key in gradients.items() if key not in taken}
+
+
+def _slots(tensor: torch.Tensor | None, step: int) -> list[int]:
+    """Return which results of a step a tensor has."""
+    if not is_lazy(tensor):
+        return []
+    made = (_made(state.base, step) for state in states_of(tensor))
+    return [slot for slot in made if slot is not None]
 
 
 def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
@@ -275,9 +375,13 @@ def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
 
 
 def _follow(value: object) -> None:
+    global _unasked
+    _unasked = None
+    _losses.clear()
     _differentiated.clear()
     on_backward[:] = [_note_losses] if value else []
     deferred_asserts.on_read[:] = [_look] if value else []
+    deferred_asserts.on_wait[:] = [_ask_last] if value else []
     watch_results(watch if value else None)
     kept_steps.trim()
 

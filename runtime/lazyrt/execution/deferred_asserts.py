@@ -42,6 +42,8 @@ class _Check:
 _checks: list[_Check] = []
 on_read: list[Callable[[Buffer], object]] = []
 """Called with what has been read for the program, once that is there."""
+on_wait: list[Callable[[], object]] = []
+"""Called once all checks have passed that somebody has waited for."""
 
 
 def defer(
@@ -109,7 +111,7 @@ def raise_failed(
     if read is not None:
         for look in on_read:
             look(read)
-    if not _checks:
+    if not (_checks or wait):
         return
     failed: list[Exception] = []
     with lock:
@@ -124,6 +126,8 @@ def raise_failed(
         if check.data.is_ready():
             failed += _settle(check)
     if not failed:
+        for ask in on_wait if wait else ():
+            ask()
         return
     error = failed[0]
     if len(failed) > 1:

@@ -165,8 +165,8 @@ class Plan:
         ops: How often each op stands in the graph; empty for a peek's.
         nbytes: How much memory it allocates.
         placements: Where its arguments are, for a program on several devices.
-        watched: Which results `config.stop_at_nan` asks of in each step, and in some steps, with
-            their positions; empty until it does.
+        watched: Which results `config.stop_at_nan` asks of, with their positions: losses, the
+            smallest weight, gradients, all of them; empty until it does.
     """
 
     executable: Any
@@ -324,7 +324,7 @@ def _run_whole(
             kept_steps.drop(kept)
         raise
     if _watch is not None:
-        _watch(plan, results, kept)
+        _watch(plan, results, live, kept)
 
 
 def _spread(plan: Plan) -> None:
@@ -348,12 +348,14 @@ def _spread(plan: Plan) -> None:
                 owner.data = found
 
 
-ResultWatch = Callable[[Plan, Sequence[Any], kept_steps.KeptStep | None], object]
+ResultWatch = Callable[
+    [Plan, Sequence[Any], Sequence[Buffer], kept_steps.KeptStep | None], object
+]
 _watch: ResultWatch | None = None
 
 
 def watch_results(watch: ResultWatch | None) -> None:
-    """Hand each step's plan, results and kept inputs to a function from now on; None for nobody.
+    """Hand each step's plan, results, buffers and kept inputs to a function from now on; None for nobody.
 
     The step has been dispatched then, and may still run.
     """

@@ -93,7 +93,7 @@ class KeptStep(StepInputs):
         self.own: list[Buffer] = []
         self.own_bytes = 0
         steps = window.steps
-        self.is_first = all(step.canonical is not graph for step in steps.values())
+        self.is_first = graph not in window.graphs
         for leaf in graph.data:
             position = leaf.position
             source = sources[position][0]
@@ -103,7 +103,7 @@ class KeptStep(StepInputs):
             keeper = window.keepers.get(id(data))
             meta = (leaf.shape, leaf.dtype, leaf.strides)
             if keeper is None or keeper.data is not data or keeper.meta != meta:
-                keeper = _keeper(leaf, data)
+                keeper = keeper_of(leaf, data)
                 self.own.append(keeper)
                 self.own_bytes += nbytes_of(leaf)
             self._keepers[position] = keeper
@@ -142,7 +142,7 @@ class KeptStep(StepInputs):
         leaves = self._leaves
         made = {k: source for k, source in self.made.items() if source in results}
         for position, source in made.items():
-            self._keepers[position] = _keeper(leaves[position], results[source])
+            self._keepers[position] = keeper_of(leaves[position], results[source])
         return list(made)
 
     def let_go(self, positions: Iterable[int]) -> None:
@@ -183,10 +183,10 @@ class KeptStep(StepInputs):
         self.memo, self.memo_bytes = {}, 0
 
 
-def _keeper(leaf: Leaf, data: Array) -> Buffer:
-    """Return a buffer that keeps an input's data."""
+def keeper_of(value: Value, data: Array) -> Buffer:
+    """Return a buffer that keeps a value's data; `copy_on_donate.share` makes it a sharer."""
     keeper = Buffer(None)
-    keeper.meta = (leaf.shape, leaf.dtype, leaf.strides)
+    keeper.meta = (value.shape, value.dtype, value.strides)
     keeper.data = data
     return keeper
 
@@ -198,9 +198,11 @@ class Window:
         steps: By number, in their order.
         keepers: What they keep, by the identity of its data.
         nbytes: The size of that.
+        graphs: What its steps run.
     """
 
     def __init__(self) -> None:
+        self.graphs: set[Canonical] = set()
         self.steps: dict[int, KeptStep] = {}
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
@@ -208,6 +210,8 @@ class Window:
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
         self.steps[step.number] = step
+        if step.canonical is not None:
+            self.graphs.add(step.canonical)
         self.keepers.update({id(keeper.data): keeper for keeper in step.own})
         self.nbytes += step.own_bytes
 
