@@ -144,7 +144,7 @@ def leave_places() -> None:
 
 def lines_now() -> Mapping[int, Provenance]:
     """Return the provenances that nodes have now, by their ids; later ones may come in."""
-    return {**present.origins, **carried} if carried else present.origins
+    return {**carried, **present.origins} if carried else present.origins
 
 
 class Op(Tables):
