@@ -200,7 +200,7 @@ def record_again(known: Any, walk: provenance.Walk | None) -> Any:
     if node.id in carried:
         # The pending one keeps its line, so this one is another node until they are merged.
         made = _twin_of(node, node.args, _take_number(), _capture(node.args, walk))
-        merging.note_repeated()
+        pending.may_repeat = True
         return map_values(known, lambda value: made.outputs[value.index])
     if node.id not in present.origins:
         _note_origin(node.id, _capture(node.args, walk))

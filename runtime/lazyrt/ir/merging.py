@@ -34,11 +34,6 @@ def note_emptied() -> None:
         pending.may_repeat = True
 
 
-def note_repeated() -> None:
-    """Note that an op was recorded as another node than its equal one, which is pending."""
-    pending.may_repeat = True
-
-
 def is_alike(one: Node, other: Node) -> bool:
     """Return whether two nodes of one op on the same operands compute the same.
 
