@@ -342,7 +342,7 @@ def begin_cell() -> None:
 
     Equal ops of steps that begin at one place are one node, which keeps the line that recorded it
     first. An interactive shell calls this before each cell, so that a cell never shows the line of
-    another one. Costs the next ops the price of new ones; fingerprints and executables stay, those of
+    another one. Each op then looks for its line once; fingerprints and executables stay, those of
     a step of several cells too, whose equal ops are one again before it runs.
     """
     record.begin_run()

@@ -9,17 +9,9 @@ from lazygraph.normalize import with_all_places
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
+from lazyrt.ir import node as ir
 from lazyrt.ir.fingerprint import Canonical, canonicalise
-from lazyrt.ir.node import (
-    Leaf,
-    Node,
-    Value,
-    lines_now,
-    listed,
-    map_values,
-    type_text,
-    walk,
-)
+from lazyrt.ir.node import Leaf, Node, Value, map_values, type_text, walk
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,
@@ -60,24 +52,22 @@ class Graph:
 
     Args:
         roots: Values.
-        lines: Provenances of its nodes by their ids; by default those that they have now. It
-            keeps them: a value's own node shows those of the step that is pending.
+        lines: Provenances of its nodes by their ids, which they keep; by default those of now.
     """
 
     def __init__(
         self, roots: Iterable[Value], lines: Mapping[int, Provenance] | None = None
     ) -> None:
         self.roots: tuple[Value, ...] = tuple(dict.fromkeys(roots))
-        self._lines = lines_now() if lines is None else lines
         nodes, self.parameters = walk(self.roots)
-        self.nodes = listed(nodes, self._lines)
+        self.nodes = ir.listed(nodes, lines)
         self._canonical: Canonical | None = None
 
     @property
     def canonical(self) -> Canonical:
         """The graph up to names, creation order and dead code; computed once."""
         if self._canonical is None:
-            self._canonical = canonicalise(self.roots, self._lines)
+            self._canonical = canonicalise(self.roots, ir.lines_of(self.nodes))
         return self._canonical
 
     @property

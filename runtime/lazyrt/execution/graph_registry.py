@@ -21,7 +21,7 @@ from lazygraph.readable import Readable
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph
-from lazyrt.ir.node import lines_now
+from lazyrt.ir.node import lines_now, lines_of
 from lazyrt.observe import events
 from lazyrt.observe.events import SourceLocation
 
@@ -138,8 +138,7 @@ class CompiledGraph(Readable):
         """The graph as IR; None once dropped to bound memory."""
         if self.canonical is None:
             return None
-        lines = {node.id: node.provenance for node in self.canonical.nodes}
-        return Graph(self.canonical.roots, lines)
+        return Graph(self.canonical.roots, lines_of(self.canonical.nodes))
 
     @property
     def recorded(self) -> Graph | None:

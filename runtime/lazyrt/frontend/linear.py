@@ -91,38 +91,6 @@ def _record_again(tables: Tables, read: Args) -> _Recorded | None:
     return found
 
 
-class _Step:
-    """The forward calls of the pending step: input and weight to their rows and its transpose.
-
-    A derivative has the very nodes of its forward call, as with torch's composite, whose tensors keep
-    them: tables may have been emptied in between, as at the start of each cell.
-    """
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.calls: dict[tuple[Value, Value], tuple[Value, Value]] = {}
-
-
-_step = _Step()
-
-
-def _remember(x: Value, w: Value, nodes: tuple[Value, ...]) -> None:
-    # What is recorded to be taken back, or run at once, is nobody's forward call.
-    if pending.eager or scalars.rehearses():
-        return
-    if _step.number != pending.number:
-        _step.calls.clear()
-        _step.number = pending.number
-    operands = (x, nodes[0]) if len(x.shape) == _MATRIX else nodes[:2]
-    _step.calls[x, w] = operands  # type: ignore[assignment]
-
-
-def _forward_of(x: Value, w: Value) -> tuple[Value | None, Value | None]:
-    if pending.eager or _step.number != pending.number:
-        return None, None
-    return _step.calls.get((x, w), (None, None))
-
-
 def linear(
     input: torch.Tensor,  # noqa: A002 - torch's names
     weight: torch.Tensor,
@@ -160,7 +128,6 @@ def linear_kernel(
         except (AttributeError, FallbackNeeded):
             found = None
         if found is not None:
-            _remember(key[0], key[1], found.nodes)
             made = _tensor(found.results[0], found.nodes)
             _check_room()
             return made
@@ -281,7 +248,11 @@ def _recorded_forward(values: Args) -> _Recorded | None:
 
 def _recorded_backward(values: Args) -> _Recorded | None:
     x, g, w, *mask = values
-    flat, turned = _forward_of(x, w)
+    flat = turned = None
+    if not pending.eager:  # a derivative has the very nodes of its forward call
+        turned = _t.cache.get((w,))
+        if len(x.shape) > _MATRIX:
+            flat = _view.cache.get((x, (math.prod(x.shape[:-1]), x.shape[-1])))
     if scalars.rehearses():
         return _backward(x, g, w, mask, flat, turned)
     read = (*values, flat, turned)

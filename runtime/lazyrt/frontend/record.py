@@ -200,7 +200,7 @@ def record_again(known: Any, walk: provenance.Walk | None) -> Any:
     if node.id in carried:
         # The pending one keeps its line, so this one is another node until they are merged.
         made = _twin_of(node, node.args, _take_number(), _capture(node.args, walk))
-        merging.note_repeated()
+        pending.may_repeat = True
         return map_values(known, lambda value: made.outputs[value.index])
     if node.id not in present.origins:
         _note_origin(node.id, _capture(node.args, walk))
@@ -208,14 +208,16 @@ def record_again(known: Any, walk: provenance.Walk | None) -> Any:
 
 
 def record_together(values: Iterable[Value]) -> None:
-    """Record known ops of one call, as `record_again` does each of them."""
+    """Record known ops of one call, as `record_again` does each of them; none that is taken back."""
+    global _interned
     walk, origins = provenance.Walk(), present.origins
     for value in values:
         node: Any = value.node
         if node.spec.failure:
             raise FallbackNeeded(node.spec.failure)
         if node.id not in origins:
-            _note_origin(node.id, walk.origin or _capture(node.args, walk))
+            origins[node.id] = walk.origin or _capture(node.args, walk)
+            _interned += 1
 
 
 def _capture(args: Args, walk: provenance.Walk | None) -> Provenance:

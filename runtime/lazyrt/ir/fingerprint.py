@@ -24,16 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazygraph.snapshot import OPERAND, Name, Origin, Snapshot, Vertex
-from lazyrt.ir.node import (
-    Leaf,
-    Node,
-    Value,
-    iter_values,
-    lines_now,
-    listed,
-    type_text,
-    walk,
-)
+from lazyrt.ir.node import Leaf, Node, Value, iter_values, listed, type_text, walk
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -68,17 +59,12 @@ class Canonical:
 def canonicalise(
     roots: Iterable[Value], lines: Mapping[int, Provenance] | None = None
 ) -> Canonical:
-    """Return the canonical form of the graph under `roots`.
-
-    Args:
-        roots: Values.
-        lines: Provenances of its nodes by their ids; None for those that they have now.
-    """
+    """Return the canonical form of the graph under `roots`, with the lines of `listed`."""
     values = list(dict.fromkeys(roots))
     numbering = _Numbering()
     for root in _sorted_roots(values, numbering):
         numbering.visit(root)
-    return numbering.finish(lines_now() if lines is None else lines)
+    return numbering.finish(lines)
 
 
 class _Numbering:
@@ -125,7 +111,7 @@ class _Numbering:
             return self.names[value]
         return f"{self.names[value.node]}.{value.index}"
 
-    def finish(self, lines: Mapping[int, Provenance]) -> Canonical:
+    def finish(self, lines: Mapping[int, Provenance] | None) -> Canonical:
         text = "\n".join(
             (*self.listing, "return " + ",".join(map(self.name, self.roots)))
         )

@@ -19,7 +19,16 @@ import torch
 
 from lazyrt.errors import LostValueError
 from lazyrt.ir import sharding
-from lazyrt.ir.node import Leaf, Place, Value, carried, enter, leave_places, walk
+from lazyrt.ir.node import (
+    Leaf,
+    Place,
+    Value,
+    carried,
+    enter,
+    leave_places,
+    lines_of,
+    walk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -625,8 +634,7 @@ def forget_places() -> None:
     _places.clear()
     values = [each.value for each in (*pending.parked, *pending.buffers)]
     nodes = walk(value for value in values if value is not None)[0]
-    lines = {each.id: each.provenance for each in nodes}
-    carried.update(lines)
+    carried.update(lines_of(nodes))
     leave_places()
 
 

@@ -1,7 +1,7 @@
 """Equal ops that became several nodes of one pending step, made one node again.
 
-Tables of nodes are emptied while ops are pending: at each cell of a notebook, and where they are
-crowded. An op that equals a pending one is then recorded as another node, with a line of its own.
+An op that equals one that is pending from before a notebook's cell is recorded as another node, with a line
+of its own. So are all where torch's default dtype changes or a rule is given while ops are pending.
 Whether that happens must not decide which graph the step is, so a step of which it may have happened
 is looked through before its graph is used.
 """
@@ -32,11 +32,6 @@ def note_emptied() -> None:
     """Note that equal ops recorded from now on are other nodes."""
     if pending.buffers or pending.parked:
         pending.may_repeat = True
-
-
-def note_repeated() -> None:
-    """Note that an op was recorded as another node than its equal one, which is pending."""
-    pending.may_repeat = True
 
 
 def is_alike(one: Node, other: Node) -> bool:

@@ -114,9 +114,8 @@ class Tables:
 class Present:
     """The call site that ops are recorded for, and its lines."""
 
-    def __init__(self) -> None:
-        self.place = Place()
-        self.origins = self.place.origins
+    place = Place()
+    origins = place.origins
 
 
 _tables: list[Tables] = []
@@ -144,7 +143,7 @@ def leave_places() -> None:
 
 def lines_now() -> Mapping[int, Provenance]:
     """Return the provenances that nodes have now, by their ids; later ones may come in."""
-    return {**present.origins, **carried} if carried else present.origins
+    return {**carried, **present.origins} if carried else present.origins
 
 
 class Op(Tables):
@@ -287,13 +286,16 @@ class RecordedNode(Node):
         return carried.get(number) or present.origins.get(number) or self.origin
 
 
-def listed(nodes: Iterable[Node], lines: Mapping[int, Provenance]) -> tuple[Node, ...]:
-    """Return nodes for a graph that may be kept, with the lines that they have there.
+def lines_of(nodes: Iterable[Node]) -> dict[int, Provenance]:
+    """Return the provenances of nodes by their ids."""
+    return {node.id: node.provenance for node in nodes}
 
-    Args:
-        nodes: Recorded ones; others are returned as they are.
-        lines: Their provenances by id; see `lines_now`.
-    """
+
+def listed(
+    nodes: Iterable[Node], lines: Mapping[int, Provenance] | None
+) -> tuple[Node, ...]:
+    """Return nodes for a graph that may be kept, with these lines, or those that they have now."""
+    lines = lines_now() if lines is None else lines
     found = []
     for node in nodes:
         made: Node = node
