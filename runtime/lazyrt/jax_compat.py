@@ -529,9 +529,8 @@ def serialise(executable: Any) -> bytes:
     if getattr(executable, "launch", None):  # one of ours, which pickles itself
         return pickle.dumps(executable)
     devices = executable.runtime_executable().local_devices()
-    is_slim = len(devices) == 1 and devices[0].platform == "cpu"
     kept = len(devices), memory_plan(executable)
-    if not is_slim:
+    if len(devices) > 1 or devices[0].platform != "cpu":
         return pickle.dumps((*serialize_executable.serialize(executable), *kept, None))
     given, in_tree = jax.tree_util.tree_flatten(executable.args_info)
     inner, file = executable._executable._unloaded_executable, io.BytesIO()  # noqa: SLF001

@@ -100,15 +100,13 @@ class File:
                 if mark != _MARK or length > self.nbytes - _END.size:
                     return Facts()
                 file.seek(-_END.size - length, os.SEEK_END)
-                return facts_from(json.loads(file.read(length)))
+                held = json.loads(file.read(length))
+                names = {
+                    each.name for each in fields(Facts)
+                }  # a later version has more
+                return Facts(**{name: held[name] for name in names & held.keys()})
         except (OSError, ValueError, TypeError, AttributeError, struct.error):
             return Facts()
-
-
-def facts_from(held: dict[str, Any]) -> Facts:
-    """Return facts from what was written of them; a later version may write more."""
-    names = {field.name for field in fields(Facts)}
-    return Facts(**{name: value for name, value in held.items() if name in names})
 
 
 @lru_cache(maxsize=1)
