@@ -529,9 +529,8 @@ def serialise(executable: Any) -> bytes:
     if getattr(executable, "launch", None):  # one of ours, which pickles itself
         return pickle.dumps(executable)
     devices = executable.runtime_executable().local_devices()
-    is_slim = len(devices) == 1 and devices[0].platform == "cpu"
     kept = len(devices), memory_plan(executable)
-    if not is_slim:
+    if len(devices) > 1 or devices[0].platform != "cpu":
         return pickle.dumps((*serialize_executable.serialize(executable), *kept, None))
     given, in_tree = jax.tree_util.tree_flatten(executable.args_info)
     inner, file = executable._executable._unloaded_executable, io.BytesIO()  # noqa: SLF001
@@ -582,93 +581,58 @@ class _SlimPickler(serialize_executable._JaxPjrtPickler):  # noqa: SLF001
 # Loading takes XLA most of its time for metadata and for what is inside fusions, which is object code
 # already. Neither is stored: a fusion becomes a custom call of equal name, shape and operands, which
 # says no more than where its results are. Custom fusions stay, since XLA makes their kernels when it
-# loads them. Object code, constants, memory and order are not touched.
-#
-# Numbers are those of fields in XLA's `hlo.proto`, and in the messages around it.
+# loads them. Object code, constants, memory and order are not touched. The numbers are those of
+# fields in XLA's `hlo.proto`.
 
-_COMPUTATION, _ENTRY, _STACK_FRAMES = 3, 6, 17  # of a module
+_COMPUTATION, _STACK_FRAMES = 3, 17  # of a module
 _INSTRUCTION, _COMPUTATION_ID = 2, 5
 _NAME, _OPCODE, _SHAPE, _METADATA, _FUSION_KIND = 1, 2, 3, 7, 11  # of an instruction
 _ID, _OPERANDS, _PREDECESSORS, _CALLED = 35, 36, 37, 38
-_BUFFER, _ALIASES, _ALLOCATION, _PEAKS = 1, 2, 3, 5  # of a buffer assignment
-_BUFFER_ID, _DEFINED_AT, _DEFINING_ID, _ASSIGNED = 1, 3, 4, 9
-
-_Edit = Callable[[bytes], bytes | None]
+_OF_A_CALL = (_NAME, _SHAPE, _ID, _OPERANDS, _PREDECESSORS)
 
 
 def _slim(program: bytes) -> bytes:
     """Return a program of XLA's CPU without what loading it does not need."""
     size, at = _number(program, 0)
-    kept: set[int] = set()
-    hlo = {1: lambda data: _edited(data, {1: lambda data: _slim_module(data, kept)})}
-    hlo[2] = lambda data: _slim_buffers(data, kept)
-    compiled = _edited(program[at + size :], {1: lambda data: _edited(data, hlo)})
-    return program[: at + size] + compiled
+    return program[: at + size] + _edited(program[at + size :], 3, _slim_module)
 
 
-def _slim_module(module: bytes, kept: set[int]) -> bytes:
-    """Return a module of the instructions that loading needs; their ids go into `kept`."""
-    known = {
-        _id(value, _COMPUTATION_ID): value
-        for number, _, value in _fields(module)
-        if number == _COMPUTATION
-    }
-    made: dict[bytes, bytes] = {}
-    reached = [_id(module, _ENTRY)]
-    edits: dict[int, _Edit]
-    edits = {_INSTRUCTION: lambda data: _slim_instruction(data, kept, reached)}
-    while reached:
-        computation = known[reached.pop()]
-        if computation not in made:
-            made[computation] = _edited(computation, edits)
-    return _edited(module, {_STACK_FRAMES: lambda _: None, _COMPUTATION: made.get})
+def _edited(data: bytes, depth: int, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return a message whose first field, or that of its first field and so on, is edited."""
+    if not depth:
+        return edit(data)
+    (number, _, value), *rest = _fields(data)
+    first = _message(number, _edited(value, depth - 1, edit))
+    return b"".join((first, *(whole for _, whole, _ in rest)))
 
 
-def _slim_instruction(data: bytes, kept: set[int], reached: list[int]) -> bytes:
+def _slim_module(module: bytes) -> bytes:
+    fused: set[int] = set()
+    parts = []
+    for number, whole, value in reversed([*_fields(module)]):  # callers come last
+        if number == _COMPUTATION:
+            fields = [*_fields(value)]
+            own = next(v for k, _, v in fields if k == _COMPUTATION_ID)
+            if _number(own, 0)[0] not in fused:
+                slim = [
+                    _message(k, _slim_instruction(v, fused)) if k == _INSTRUCTION else w
+                    for k, w, v in fields
+                ]
+                parts.append(_message(number, b"".join(slim)))
+        elif number != _STACK_FRAMES:
+            parts.append(whole)
+    return b"".join(reversed(parts))
+
+
+def _slim_instruction(data: bytes, fused: set[int]) -> bytes:
+    """Return an instruction without metadata; of a fusion a call, and its body's id in `fused`."""
     fields = [*_fields(data)]
     values = {number: value for number, _, value in fields}
-    kept.add(_number(values[_ID], 0)[0])
-    if values[_OPCODE] == b"fusion" and values.get(_FUSION_KIND) != b"kCustom":
-        own = (_NAME, _SHAPE, _ID, _OPERANDS, _PREDECESSORS)
+    if values[_OPCODE] == b"fusion" and values[_FUSION_KIND] != b"kCustom":
+        fused.add(_number(values[_CALLED], 0)[0])
         call = _message(_OPCODE, b"custom-call")
-        return call + b"".join(whole for number, whole, _ in fields if number in own)
-    called, at = values.get(_CALLED, b""), 0
-    while at < len(called):
-        computation, at = _number(called, at)
-        reached.append(computation)
+        return call + b"".join(w for number, w, _ in fields if number in _OF_A_CALL)
     return b"".join(whole for number, whole, _ in fields if number != _METADATA)
-
-
-def _slim_buffers(data: bytes, kept: set[int]) -> bytes:
-    """Return an assignment of the buffers that the kept instructions define."""
-    mine = set()
-    for number, _, value in _fields(data):
-        if number == _BUFFER:
-            at = next(v for k, _, v in _fields(value) if k == _DEFINED_AT)
-            if _id(at, _DEFINING_ID) in kept:
-                mine.add(_id(value, _BUFFER_ID))
-    own: _Edit = lambda data: data if _id(data, _BUFFER_ID) in mine else None  # noqa: E731
-    return _edited(
-        data,
-        {
-            _BUFFER: own,
-            _ALIASES: lambda _: None,
-            _ALLOCATION: lambda data: _edited(data, {_ASSIGNED: own}),
-            _PEAKS: lambda _: None,
-        },
-    )
-
-
-def _edited(data: bytes, edits: Mapping[int, _Edit]) -> bytes:
-    """Return a message whose fields of some numbers are edited, or left out where that gives None."""
-    parts = []
-    for number, whole, value in _fields(data):
-        edit = edits.get(number)
-        if edit is None:
-            parts.append(whole)
-        elif (made := edit(value)) is not None:
-            parts.append(_message(number, made))
-    return b"".join(parts)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
@@ -697,13 +661,6 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         found |= (byte & _LOW) << shift
         shift, at = shift + 7, at + 1
     return found | byte << shift, at + 1
-
-
-def _id(data: bytes, field: int) -> int:
-    """Return a number in a message; one that is not written is 0."""
-    return next(
-        (_number(v, 0)[0] for number, _, v in _fields(data) if number == field), 0
-    )
 
 
 def _message(number: int, value: bytes) -> bytes:

@@ -81,8 +81,6 @@ def test_the_latest_executables_are_found_without_reading_the_others(
         return facts(file)
 
     monkeypatch.setattr(cache.File, "facts", noted)
-    (index,) = folder.rglob("index.jsonl")
-    index.unlink()
 
     latest = lazyrt.cached_executables(limit=1)
 
@@ -149,70 +147,6 @@ def test_listing_changes_nothing(folder):
     assert path.stat().st_mtime == 0
     assert lazyrt.counters() - before == dict.fromkeys(before, 0)
     assert lazyrt.is_pending(x)
-
-
-@pytest.mark.lazy_only("is about executables of steps")
-def test_hundreds_of_executables_are_listed_by_one_file(folder, monkeypatch):
-    """The index says what they hold: from when they are stored, or from the first listing."""
-    work(4.75)
-    (real,) = files(folder)
-    for number in range(300):
-        digest = cache.digest_of(str(number))
-        path = real.parent.parent / digest[:2] / f"{digest}.xla"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(real.read_bytes()[-400:])
-    opened = []
-    read, facts = cache._read, cache.File.facts
-
-    def reading(path):
-        opened.append(path.name)
-        return read(path)
-
-    def asking(file):
-        opened.append(file.digest)
-        return facts(file)
-
-    monkeypatch.setattr(cache, "_read", reading)
-    monkeypatch.setattr(cache.File, "facts", asking)
-
-    first = lazyrt.cached_executables()
-    at_first = len(opened)
-    second = lazyrt.cached_executables()
-
-    assert at_first == 301  # the index, and each file but the one that was stored here
-    assert opened[at_first:] == ["index.jsonl"]
-    assert len(second) == 301
-    assert {e.key: (e.holds, e.line, e.nodes) for e in first} == {
-        e.key: (e.holds, e.line, e.nodes) for e in second
-    }
-    assert all(e.holds.startswith("step graph ") for e in second)
-
-
-@pytest.mark.lazy_only("is about executables of steps")
-@pytest.mark.parametrize(
-    "text",
-    ["", "\0", "[1, 2]\n{}\n", '["x", "y", {}]\n', "not json\n" * 900, "[" * 1_500],
-)
-def test_a_damaged_index_is_passed_over_and_mended(folder, text):
-    work(4.25)
-    (index,) = folder.rglob("index.jsonl")
-    index.write_text(text)
-
-    (entry,) = lazyrt.cached_executables()
-
-    assert entry.holds.startswith("step graph ")
-    assert len(index.read_text()) < 2_000
-    assert entry.key in index.read_text()
-
-
-def test_an_index_that_nobody_lists_does_not_grow_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "_MAX_INDEX_BYTES", 600)
-
-    for number in range(20):
-        entry = {(f"ab{number}", 1): cache.Facts(holds="x" * 100)}
-        cache._append_to_index(tmp_path, entry)
-
-    assert 0 < (tmp_path / cache.INDEX).stat().st_size < 1_000
 
 
 @pytest.mark.lazy_only("is about executables of steps")

@@ -6,11 +6,7 @@ belongs to the user's jax programs, and a hit there still pays for lowering; thi
 neither. Writing is atomic; a file that cannot be read is deleted and compiled again.
 
 What an entry holds is written behind the executable, where unpickling does not look: files
-without it load like those with it. Listing ten thousand executables would open as many files,
-so what one holds is also a line of an index, in one small file for each folder of versions. A
-line is written when an executable is stored, and for files without a line when they are first
-listed. It counts only for a file of its size; whatever else is in the index is passed over, and
-an index that has grown to more than twice the files is written anew.
+without it load like those with it, and a list reads only the ends of files.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ import stat
 import struct
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +32,7 @@ from lazyrt.config import config
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
 
 _log = logging.getLogger(__name__)
@@ -48,10 +43,8 @@ OF_THIS_PROCESS = "|rules of this process: "
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
-# Beside the executables: how long work takes here, what each of them holds, and what was learned of
-# ops.
+# Beside the executables: how long work takes here, and what was learned of ops.
 PACE = "pace.json"
-INDEX = "index.jsonl"
 LEARNED = "learned"
 _MAX_TEXT_BYTES = 2**20
 # What is being written begins so; one this old was left by a process that was killed.
@@ -107,15 +100,13 @@ class File:
                 if mark != _MARK or length > self.nbytes - _END.size:
                     return Facts()
                 file.seek(-_END.size - length, os.SEEK_END)
-                return facts_from(json.loads(file.read(length)))
+                held = json.loads(file.read(length))
+                names = {
+                    each.name for each in fields(Facts)
+                }  # a later version has more
+                return Facts(**{name: held[name] for name in names & held.keys()})
         except (OSError, ValueError, TypeError, AttributeError, struct.error):
             return Facts()
-
-
-def facts_from(held: dict[str, Any]) -> Facts:
-    """Return facts from what was written of them; a later version may write more."""
-    names = {field.name for field in fields(Facts)}
-    return Facts(**{name: value for name, value in held.items() if name in names})
 
 
 @lru_cache(maxsize=1)
@@ -220,7 +211,6 @@ def store(key: str, executable: Any, facts: Facts) -> None:
         data = jax_compat.serialise(executable) + end + _END.pack(len(end), _MARK)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
-        _append_to_index(path.parent.parent, {(path.stem, len(data)): facts})
         _keep_within_budget(len(data))
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _tell(path, error)
@@ -337,81 +327,11 @@ def clear() -> None:
     if config.cache_dir is None:
         return
     _delete_parts(config.cache_dir, time.time() - _ABANDONED_S)
-    for name in (PACE, INDEX, f"{LEARNED}*"):
+    for name in (PACE, f"{LEARNED}*"):
         for path in config.cache_dir.glob(f"*/{name}"):
             with contextlib.suppress(OSError):
                 if _is_ours(path.stat(follow_symlinks=False)):
                     path.unlink()
-
-
-# ---------------------------------------------------------------- the index
-
-_MAX_INDEX_BYTES = 64 * 2**20
-_SPARE_LINES = 200
-
-_Line = tuple[str, int]  # a file's digest, its bytes
-
-
-def facts_of(files: Sequence[File], *, is_all: bool) -> dict[Path, Facts]:
-    """Return what some files hold; only those without a line in the index are opened.
-
-    Args:
-        files: Executables on disk.
-        is_all: Whether these are all there are, so that an index may drop other lines.
-    """
-    folders: defaultdict[Path, list[File]] = defaultdict(list)
-    for file in files:
-        folders[file.path.parent.parent].append(file)
-    found: dict[Path, Facts] = {}
-    for folder, of_folder in folders.items():
-        found |= _of_folder(folder, of_folder, is_all=is_all)
-    return found
-
-
-def _of_folder(
-    folder: Path, files: Iterable[File], *, is_all: bool
-) -> dict[Path, Facts]:
-    known, lines = _parsed_index(read_text(folder / INDEX, _MAX_INDEX_BYTES))
-    found: dict[Path, Facts] = {}
-    fresh: dict[_Line, Facts] = {}
-    present: dict[_Line, Facts] = {}
-    for file in files:
-        key = file.digest, file.nbytes
-        facts = known.get(key)
-        if facts is None:
-            facts = fresh[key] = file.facts()
-        found[file.path] = present[key] = facts
-    if is_all and lines > 2 * len(present) + _SPARE_LINES:
-        with contextlib.suppress(OSError):
-            write_text(folder / INDEX, _index_text(present))
-    elif fresh:
-        _append_to_index(folder, fresh)
-    return found
-
-
-def _parsed_index(text: str) -> tuple[dict[_Line, Facts], int]:
-    """Return what an index says, and how many lines it has."""
-    found: dict[_Line, Facts] = {}
-    lines = text.splitlines()
-    for line in lines:
-        with contextlib.suppress(
-            ValueError, TypeError, AttributeError, OverflowError, RecursionError
-        ):
-            digest, nbytes, held = json.loads(line)
-            found[str(digest), int(nbytes)] = facts_from(held)
-    return found, len(lines)
-
-
-def _index_text(entries: Mapping[_Line, Facts]) -> str:
-    return "".join(
-        json.dumps([digest, nbytes, asdict(facts)]) + "\n"
-        for (digest, nbytes), facts in entries.items()
-    )
-
-
-def _append_to_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:
-    with contextlib.suppress(OSError):
-        append_text(folder / INDEX, _index_text(entries), _MAX_INDEX_BYTES)
 
 
 def append_text(path: Path, text: str, most: int) -> None:
@@ -433,18 +353,11 @@ def append_text(path: Path, text: str, most: int) -> None:
         os.close(descriptor)
 
 
-# So that a second process need not ask again, one file of lines beside the executables has result
-# types that torch's meta kernels gave, and ops whose rule passed its abstract check. Both follow from
-# an op, its operands' types and its constants alone, as long as the versions and lazyrt's code stay
-# the same. Only ops of `aten` count: what other packages define may change between two runs.
-#
-# A line is the digest of its question, the answer as JSON, and a digest of both. One that is damaged
-# or cut is passed over, and the question is asked again. Lines are appended by one write, so
-# processes can share the file.
-
-
 # -------------------------------------------------------------- what recording learned
-
+# Result types by torch's meta kernels, and ops whose rule passed its abstract check: both follow from
+# an op, its operands' types and its constants alone, for equal versions and code, and only for ops of
+# `aten`. A line is the digest of a question, the answer as JSON, and a digest of both; one that is
+# damaged or cut is passed over, and the question is asked again.
 
 _MAX_ANSWER_BYTES = 64 * 2**20
 # Stands in the text of an object that has no value of its own.

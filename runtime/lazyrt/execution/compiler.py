@@ -47,9 +47,6 @@ _POLL_S = 0.5
 _MAX_FAREWELL_S = 5.0
 _WORKERS = 2
 
-# Compile time of the optimised tier where none was measured yet: at least, and for each node.
-_COMPILE_NS = 50_000_000
-_COMPILE_NODE_NS = 8_000_000
 _FEW = 10  # nodes that the fixed part of a compile is worth
 
 _executables: dict[str, Any] = {}
@@ -176,16 +173,6 @@ def executables_of(fingerprint: str) -> tuple[Any, ...]:
             for key, executable in _executables.items()
             if key.startswith(fingerprint)
         )
-
-
-def estimate_ns(nodes: int) -> int:
-    """Return how long a graph of so many nodes takes to compile, by those of steps."""
-    with _lock:
-        known = [f for k, f in _facts.items() if f.compile_ns and _is_of_step(k)]
-    if not known:
-        return _COMPILE_NS + nodes * _COMPILE_NODE_NS
-    took, size = sum(f.compile_ns for f in known), sum(f.nodes + _FEW for f in known)
-    return int(took / size * (nodes + _FEW))
 
 
 def _is_of_step(key: str) -> bool:

@@ -93,15 +93,10 @@ def list_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     now = time.time()
     held = compiler.held()
     found = []
-    files = _files(held, limit)
-    known = cache.facts_of(files, is_all=limit is None)
-    for file in files:
+    for file in _files(held, limit):
         memory = held.pop(file.digest, None) if file.is_usable else None
-        found.append(_entry(now, file.digest, file, known[file.path], memory))
-    nothing = cache.Facts()
-    found += [
-        _entry(now, digest, None, nothing, memory) for digest, memory in held.items()
-    ]
+        found.append(_entry(now, file.digest, file, memory))
+    found += [_entry(now, digest, None, memory) for digest, memory in held.items()]
     return tuple(sorted(found, key=lambda e: (e.unused_s, e.key))[:limit])
 
 
@@ -119,9 +114,9 @@ def _entry(
     now: float,
     digest: str,
     file: cache.File | None,
-    facts: cache.Facts,
     memory: tuple[str, cache.Facts] | None,
 ) -> CachedExecutable:
+    facts = file.facts() if file is not None else cache.Facts()
     if memory is not None and not facts.holds:
         facts = memory[1]
     memory_key = memory[0] if memory is not None else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazygraph.normalize import with_all_places
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
-from lazyrt.execution import compiler
+from lazyrt.execution import compiler, cost_model
 from lazyrt.ir import node as ir
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.node import Leaf, Node, Value, map_values, type_text, walk
@@ -170,8 +170,9 @@ class Computation:
         return collectives_in(text, self._graph.canonical)
 
     def estimate_compile_ns(self) -> int:
-        """Return how long XLA takes for it, from the compiles of this process so far."""
-        return compiler.estimate_ns(len(self._graph.nodes))
+        """Return how long XLA takes for it, from what compiles took here so far."""
+        parts = cost_model.step_compile(self._graph.nodes, fast=False)
+        return cost_model.expected(parts).ns
 
     @cached_property
     def _stablehlo(self) -> str:
