@@ -313,7 +313,7 @@ def _generator(ms: int) -> Program:
 
 
 def _comprehension() -> None:
-    [time.sleep(0.001) or 0 for _ in range(9)]  # type: ignore[func-returns-value]  # <comprehension>
+    [time.sleep(0.001) for _ in range(9)]  # type: ignore[func-returns-value]  # <comprehension>
 
 
 def _callback() -> None:
