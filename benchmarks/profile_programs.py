@@ -6,9 +6,13 @@ its number is found; how long it really waited is measured around it.
 
 from __future__ import annotations
 
+import os
 import queue
+import subprocess
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +86,11 @@ def gap_programs(lengths_ms: tuple[int, ...]) -> Iterator[Program]:
             yield make(ms)
     for make in (_busy, _two_lines, _hook, _thread, _numpy, _in_step, _generator):
         yield make(10)
+    for wait in (
+        _comprehension, _callback, _holds_interpreter, _file, _process, _future, _at_exit, _recursive
+    ):  # fmt: skip
+        yield _waiting(wait)
+    yield _workers(10)
 
 
 def _forward(ms: int) -> Program:
@@ -298,6 +307,96 @@ def _generator(ms: int) -> Program:
         training.update(training.loss())
 
     return Program(f"in a generator, {ms} ms", step, {"generator": waited})
+
+
+# Each of these waits some 10 ms in a way of its own.
+
+
+def _comprehension() -> None:
+    [time.sleep(0.001) for _ in range(9)]  # type: ignore[func-returns-value]  # <comprehension>
+
+
+def _callback() -> None:
+    def key(number: int) -> int:
+        time.sleep(0.001)  # <callback>
+        return -number
+
+    sorted(range(9), key=key)
+
+
+_NUMBERS = np.random.default_rng(0).random(40_000).tolist()
+
+
+def _holds_interpreter() -> None:
+    sorted(_NUMBERS)  # <holds interpreter>
+
+
+_WRITTEN = Path(tempfile.gettempdir()) / f"lazyviz-profile-{os.getpid()}"
+
+
+def _file() -> None:
+    _WRITTEN.write_bytes(bytes(20_000_000))  # <file>
+    _WRITTEN.unlink()
+
+
+def _process() -> None:
+    subprocess.run(["/bin/sleep", "0.01"], check=True)  # <process>
+
+
+_pool = ThreadPoolExecutor(1)
+
+
+def _future() -> None:
+    _pool.submit(time.sleep, 0.01).result()  # <future>
+
+
+class _SlowExit:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(0.01)  # <at exit>
+
+
+def _at_exit() -> None:
+    with _SlowExit():
+        pass
+
+
+def _recursive(depth: int = 20) -> None:
+    if depth:
+        _recursive(depth - 1)
+    else:
+        time.sleep(0.01)  # <recursive>
+
+
+def _waiting(wait: Callable[[], None]) -> Program:
+    training, waited = Training(), list[Stretch]()
+
+    def step() -> None:
+        loss = training.loss()
+        began = now()
+        wait()
+        waited.append((began, now()))
+        training.update(loss)
+
+    name = wait.__name__.strip("_").replace("_", " ")
+    return Program(f"waits of other kinds: {name}", step, {name: waited})
+
+
+def _workers(ms: int) -> Program:
+    training, waited = Training(), list[Stretch]()
+    loader = DataLoader(_Slow(ms), batch_size=None, num_workers=1, prefetch_factor=1)
+    batches = iter(loader)
+
+    def step() -> None:
+        began = now()
+        batch = next(batches)  # <workers>
+        waited.append((began, now()))
+        training.x = batch.to("lazyrt")
+        training.update(training.loss())
+
+    return Program(f"for a loader's worker, {ms} ms", step, {"workers": waited})
 
 
 # -------------------------------------------------------------------------------- lines

@@ -137,11 +137,6 @@ def _notes(profile: Profile, options: Asked | None) -> list[str]:
         found.append(
             f"The cell ended after {text.plural(len(profile.steps), 'step')} of {options.steps}."
         )
-    if profile.dropped:
-        found.append(
-            f"{text.plural(profile.dropped, 'event')} more came than a profile keeps, so its end is "
-            "missing. Profile fewer steps: %%lazy profile --steps 20."
-        )
     if options is not None and options.save is not None:
         found.append(f"Written to {options.save}.")
     return found
@@ -293,11 +288,6 @@ def _make(making: Making, thread: int | None = None) -> bytes:
             profile.stop(wait=False)
     if thread is not None:  # a notebook waits until somebody runs a cell
         profile = profile.from_first_event()
-    if profile.dropped:
-        making.notes.append(
-            f"{text.plural(profile.dropped, 'event')} more came than a profile keeps, so its end "
-            "is missing. Capture fewer steps"
-        )
     shown = profile.doc()
     found = {**profile.to_dict(), "text": shown.to_text()}
     if thread is not None:  # a page quotes the source, which nobody else is to be sent
@@ -429,56 +419,19 @@ def _parser() -> argparse.ArgumentParser:
         "step ended meanwhile, 2 if no profile came.",
     )
     parser.add_argument("address", metavar="HOST:PORT", help="where its server listens")
-    parser.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=0.0,
-        metavar="S",
-        help="how long; by default 1, and 60 at most with --steps",
-    )
-    parser.add_argument(
-        "--steps",
-        type=whole_number,
-        default=0,
-        metavar="N",
-        help="until N whole steps are in it",
-    )
-    parser.add_argument(
-        "--delay",
-        type=_seconds,
-        default=0.0,
-        metavar="S",
-        help="how long the process waits first",
-    )
-    parser.add_argument(
-        "--attempts",
-        type=whole_number,
-        default=3,
-        metavar="N",
-        help="how often to ask; by default 3",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=120.0,
-        metavar="S",
-        help="how long to wait for the answer beside the capture; by default 120",
-    )
-    parser.add_argument(
-        "--megabytes",
-        type=whole_number,
-        default=256,
-        metavar="N",
-        help="where it ends whatever was asked for; by default 256",
-    )
-    parser.add_argument(
-        "--output", type=output_file, metavar="FILE", help="write it as JSON, too"
-    )
-    parser.add_argument(
-        "--xplane",
-        metavar="FOLDER",
-        help="take XLA's profile instead, for lazyviz.read() or TensorBoard",
-    )
+    for name, kind, default, metavar, words in (
+        ("--seconds", _seconds, 0.0, "S", "how long; by default 1, and 60 at most with --steps"),
+        ("--steps", whole_number, 0, "N", "until N whole steps are in it"),
+        ("--delay", _seconds, 0.0, "S", "how long the process waits first"),
+        ("--attempts", whole_number, 3, "N", "how often to ask; by default 3"),
+        ("--timeout", _seconds, 120.0, "S", "how long to wait for the answer beside the capture; by default 120"),
+        ("--megabytes", whole_number, 256, "N", "where it ends whatever was asked for; by default 256"),
+        ("--output", output_file, None, "FILE", "write it as JSON, too"),
+        ("--xplane", str, None, "FOLDER", "take XLA's profile instead, for lazyviz.read() or TensorBoard"),
+    ):  # fmt: skip
+        parser.add_argument(
+            name, type=kind, default=default, metavar=metavar, help=words
+        )
     parser.add_argument(
         "--detached",
         action="store_true",

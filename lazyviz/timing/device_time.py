@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import re
 import threading
 import time
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from lazygraph import Graph
     from lazyrt.observe import events
     from lazyrt.tools import DeviceTrace, Node
-    from lazyviz.timing.gaps import Interval
+    from lazyviz.timing.gaps import Interval, Noted
 
 Part = Literal["forward", "backward", "update"]
 _BACKWARD = " (backward)"
@@ -154,6 +155,8 @@ class Run:
 
 
 _Costs = dict[Place, "Sequence[float]"]  # nanoseconds, operations and bytes
+_LaunchKey = tuple[int, str, str]  # step, fingerprint and purpose
+_End = tuple[int, bool]  # when a run was seen to have ended, and whether just then
 _RunKey = tuple[int, int, int]  # device, program and number, as the trace has them
 _Key = tuple[int, int, int, str]
 _Segment = tuple[int, int, _Key]
@@ -609,12 +612,14 @@ class Window:
         launched: What the device was at when it began, and what was handed to it meanwhile.
         earlier: How many of these were handed to it before.
         whole: Those of the others that the device finished before the window ended.
+        end_ns: When it ended; what was traced of later runs is their beginning alone.
     """
 
     trace: DeviceTrace
     launched: list[events.ExecuteStarted] = field(default_factory=list)
     earlier: int = 0
     whole: set[events.ExecuteStarted] = field(default_factory=set)
+    end_ns: float = math.inf
 
 
 class TraceWindows:
@@ -664,6 +669,7 @@ class TraceWindows:
             window, self._open = self._open, None
             if window is None:
                 return
+            window.end_ns = time.perf_counter_ns()
             if self._collector is None:
                 self._collector = ThreadPoolExecutor(1, "lazyviz-trace")
             self._ending = self._collector.submit(self._collect, window)
@@ -716,14 +722,9 @@ class TraceWindows:
 
     def finished(self, event: events.ExecuteFinished) -> None:
         """Take note of the end of a run; runs end in the order in which they began."""
-        for launched in self._in_flight:
-            if (
-                launched.step == event.step
-                and launched.fingerprint == event.fingerprint
-                and launched.purpose == event.purpose
-            ):
-                break
-        else:
+        of = _key(event)
+        launched = next((each for each in self._in_flight if _key(each) == of), None)
+        if launched is None:
             return
         self._in_flight.remove(launched)
         window = self._open
@@ -741,6 +742,30 @@ class TraceWindows:
             runs += len(self._open.launched)
         expected = runs * self._spent_ns / self._ended_runs
         return expected <= (time.perf_counter_ns() - self._began_ns) * _BUDGET
+
+
+def _key(event: events.ExecuteStarted | events.ExecuteFinished) -> _LaunchKey:
+    return event.step, event.fingerprint, event.purpose
+
+
+def ends_of(noted: Iterable[Noted]) -> dict[_LaunchKey, _End]:
+    """Return when runs were seen to have ended, and whether just then: a thread waited for one.
+
+    A wait that ends with several runs tells the end of the last one alone.
+    """
+    found: dict[_LaunchKey, _End] = {}
+    last: _LaunchKey | None = None
+    for event, now, _ in noted:
+        kind = type(event).__name__
+        if kind == "ExecuteFinished":
+            last = _key(event)
+            found[last] = now, event.exact
+        elif kind == "WaitFinished" and event.phase == "execute" and last is not None:
+            end, _ = found[last]
+            if end > now - event.duration_ns + _TOLERANCE_NS:
+                found[last] = end, True
+            last = None
+    return found
 
 
 def launches_of_runs(
@@ -791,6 +816,7 @@ def device_time(
     windows: Sequence[Window],
     launches: Sequence[events.ExecuteStarted],
     programs: Mapping[str, Sequence[Program]],
+    ends: Mapping[_LaunchKey, _End],
     end_ns: int,
 ) -> DeviceTime:
     """Join traces of the device with the programs that ran.
@@ -799,6 +825,7 @@ def device_time(
         windows: Times in which the device was traced, in order.
         launches: What was handed to the device, in order.
         programs: The builds of each program, by fingerprint.
+        ends: When runs were seen to have ended.
         end_ns: When the profile ended.
     """
     ran: list[_Costs] = []
@@ -807,7 +834,7 @@ def device_time(
     whole: list[Run] = []
     left = list(launches)
     for window in windows:
-        traced = read_trace(window.trace)
+        traced = [r for r in read_trace(window.trace) if r.start_ns < window.end_ns]
         for number in {run.device for run in traced}:  # a launch runs on each
             runs = [run for run in traced if run.device == number]
             found = launches_of_runs(runs, window.launched, programs)
@@ -844,7 +871,7 @@ def device_time(
     like: list[Run] = []
     lengths = [(g, _length(means[g.fingerprint])) for g in guessed]
     for (launch, length), runs in zip(
-        lengths, _like(whole, lengths, end_ns), strict=True
+        lengths, _like(whole, lengths, ends, end_ns), strict=True
     ):
         took = max(each.end_ns for each in runs) - min(each.start_ns for each in runs)
         add(_sum([means[launch.fingerprint]], took / max(length, 1)), launch)
@@ -916,11 +943,13 @@ def _sum(runs: Sequence[_Costs], part: float = 1.0) -> _Costs:
 def _like(
     traced: Iterable[Run],
     guessed: Sequence[tuple[events.ExecuteStarted, int]],
+    ends: Mapping[_LaunchKey, _End],
     end_ns: int,
 ) -> Iterator[list[Run]]:
     """Yield for each launch runs that were not traced, taken to begin once the device was free.
 
-    They end before the next traced run begins, and before the profile does.
+    They take as long as traced ones, or until their end where that is known, and end before the
+    next traced run begins and before the profile does.
     """
     waiting = deque(sorted(traced, key=lambda each: each.start_ns))
     by_launch: dict[events.ExecuteStarted, list[Run]] = defaultdict(list)
@@ -933,8 +962,9 @@ def _like(
         while waiting and waiting[0].start_ns <= launch.time_ns:
             free = max(free, waiting.popleft().end_ns)
         start = max(launch.time_ns, free)
-        until = min(waiting[0].start_ns, end_ns) if waiting else end_ns
-        took = max(min(length, until - start), 0)
+        noticed_ns, is_exact = ends.get(_key(launch), (end_ns, False))
+        until = min([noticed_ns, end_ns, *(each.start_ns for each in [*waiting][:1])])
+        took = max(until - start if is_exact else min(length, until - start), 0)
         runs = models[launch.fingerprint]
         begun = min(each.start_ns for each in runs)
         part = took / (max(each.end_ns for each in runs) - begun or 1)

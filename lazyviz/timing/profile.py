@@ -55,16 +55,6 @@ if TYPE_CHECKING:
     from lazyrt.tools import Node, Pause
     from lazyviz.inspection.numerics import Timeline as Lifetimes
     from lazyviz.timing.advice import InputTime, ReadTime
-    from lazyviz.timing.device_time import (
-        DeviceRow,
-        DeviceTime,
-        LineTime,
-        Program,
-        Run,
-        ScopeTime,
-        Window,
-    )
-    from lazyviz.timing.gaps import Gap, HostTime, Idle, Noted, StepTime, Wait
 
 _now, _thread = time.perf_counter_ns, threading.get_ident
 _MAX_NOTES = 2_000_000
@@ -113,7 +103,7 @@ class Profile(Displayed):
         thread: int,
         start_ns: int,
         end_ns: int,
-        windows: Sequence[Window] = (),
+        windows: Sequence[device.Window] = (),
     ) -> Profile:
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
@@ -162,10 +152,10 @@ class Profile(Displayed):
             lazyrt.wait()  # what is under way would be the beginning of the device's trace
             self._thread = threading.get_ident()
         thread = self._thread
-        self.start_ns = time.perf_counter_ns()
         for listener, *kinds in self._listeners():
             self._open.append(lazyrt.subscribe(listener, *kinds, exact=False))
         self._windows.begin()
+        self.start_ns = time.perf_counter_ns()
         self._open.append(lazyrt.watch_pauses(self._pauses.append, thread))
         return self
 
@@ -237,13 +227,13 @@ class Profile(Displayed):
             self.dropped += 1
 
     @cached_property
-    def _noted(self) -> list[Noted]:
+    def _noted(self) -> list[host.Noted]:
         return [host.Noted(*note) for note in self._notes]
 
     # -------------------------------------------------------------------- what it says
 
     @cached_property
-    def _host(self) -> HostTime:
+    def _host(self) -> host.HostTime:
         self._require_end()
         return host.host_time(
             self._noted, self._pauses, self._thread or 0, self.start_ns, self.end_ns
@@ -257,31 +247,25 @@ class Profile(Displayed):
             )
 
     @cached_property
-    def _device(self) -> DeviceTime:
+    def _device(self) -> device.DeviceTime:
         self._require_end()
         if self._windows.fault:
-            found = device.untraced_time(
-                [
-                    (event, now)
-                    for event, now, _ in self._noted
-                    if type(event).__name__ == "ExecuteFinished"
-                ]
-            )
+            found = device.untraced_time(self._of_kind("ExecuteFinished"))
         else:
-            launches = [
-                event
-                for event, _, _ in self._noted
-                if type(event).__name__ == "ExecuteStarted"
-            ]
-            programs = _programs(launches)
+            launches = [event for event, _ in self._of_kind("ExecuteStarted")]
+            programs, ends = _programs(launches), device.ends_of(self._noted)
             found = device.device_time(
-                self._windows.windows, launches, programs, self.end_ns
+                self._windows.windows, launches, programs, ends, self.end_ns
             )
         found.busy = [*within(found.busy, self.start_ns, self.end_ns)]
         return found
 
+    def _of_kind(self, kind: str) -> list[tuple[Any, int]]:
+        """Return the events of a kind, each with when it came."""
+        return [(e, now) for e, now, _ in self._noted if type(e).__name__ == kind]
+
     @cached_property
-    def steps(self) -> tuple[StepTime, ...]:
+    def steps(self) -> tuple[host.StepTime, ...]:
         """The steps that ended while it was taken, in order."""
         found = self._device
         return tuple(
@@ -291,12 +275,12 @@ class Profile(Displayed):
         )
 
     @cached_property
-    def gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[host.Gap, ...]:
         """Stretches of a millisecond or more in which the program waited at one of its lines."""
         return tuple(host.gaps_of(self._host, self._device.busy, self.steps, self.idle))
 
     @cached_property
-    def idle(self) -> tuple[Idle, ...]:
+    def idle(self) -> tuple[host.Idle, ...]:
         """Stretches of a millisecond or more in which the device had nothing to do, in order."""
         return tuple(
             host.idle_of(
@@ -305,7 +289,7 @@ class Profile(Displayed):
         )
 
     @cached_property
-    def waits(self) -> tuple[Wait, ...]:
+    def waits(self) -> tuple[host.Wait, ...]:
         """Lines that waited for the device, so that recording did not overlap, the longest first."""
         return tuple(host.waits_of(self._host, self._noted))
 
@@ -321,17 +305,17 @@ class Profile(Displayed):
         return sum(step.overlap_ns for step in self.steps) / worked if worked else 0.0
 
     @cached_property
-    def lines(self) -> tuple[LineTime, ...]:
+    def lines(self) -> tuple[device.LineTime, ...]:
         """The device's time by line, the largest first."""
         return tuple(self._device.lines)
 
     @cached_property
-    def devices(self) -> tuple[DeviceRow, ...]:
+    def devices(self) -> tuple[device.DeviceRow, ...]:
         """What each device did, where programs ran on several; empty for one."""
         return tuple(self._device.devices)
 
     @cached_property
-    def scopes(self) -> tuple[ScopeTime, ...]:
+    def scopes(self) -> tuple[device.ScopeTime, ...]:
         """The device's time by scope, the largest first."""
         known = {each.scope: each for each in self._device.scopes}
         for path, times in host.block_times(self._noted, self._device.busy).items():
@@ -361,7 +345,7 @@ class Profile(Displayed):
         Of a very long profile, the time of the latest 200,000.
         """
         timeline = Timeline(most=_MAX_SPANS)
-        runs = self._device.runs[-_MAX_SPANS:]
+        runs = self._device.runs
         for event, now, _ in self._noted:
             if not runs or type(event).__name__ != "ExecuteFinished":
                 timeline.add(event, now, None)
@@ -641,11 +625,15 @@ class Profile(Displayed):
                 f"{self._windows.fault}"
             )
         if self.dropped:
-            found.append(f"{self.dropped:,} events were too many to keep.")
+            more = text.plural(self.dropped, "event")
+            found.append(
+                f"{more} more came than a profile keeps, so its end is missing. Profile fewer "
+                "steps: %%lazy profile --steps 20."
+            )
         return found
 
     def _gap_table(self) -> Part:
-        by_line: dict[str, list[Gap]] = defaultdict(list)
+        by_line: dict[str, list[host.Gap]] = defaultdict(list)
         for gap in self.gaps:
             by_line[gap.at].append(gap)
         ranked = sorted(
@@ -711,11 +699,10 @@ class Profile(Displayed):
 # ------------------------------------------------------------------------- the picture
 
 
-def _host_spans(found: HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
+def _host_spans(found: host.HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
     """Yield what the thread did; what lies between its stretches is recording."""
-    shown = found.stretches[-_MAX_SPANS:]
-    since = start_ns if len(shown) < _MAX_SPANS else shown[0].start_ns
-    for each in shown:
+    since = start_ns
+    for each in found.stretches:
         if each.start_ns > since:
             yield Span(
                 "host", "trace", "trace: recording ops", since, each.start_ns, None
@@ -729,7 +716,7 @@ def _host_spans(found: HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
         yield Span("host", "trace", "trace: recording ops", since, end_ns, None)
 
 
-def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
+def _device_spans(runs: Sequence[device.Run]) -> Iterator[Span]:
     """Yield the runs of programs, in a row for each device where there are several."""
     numbers = {each.device for each in runs}
     for each in runs:
@@ -747,7 +734,7 @@ def _device_spans(runs: Sequence[Run]) -> Iterator[Span]:
         yield Span(lane, kind, name, each.start_ns, each.end_ns, None, "", graph)
 
 
-def _memory_spans(runs: Sequence[Run]) -> Iterator[Span]:
+def _memory_spans(runs: Sequence[device.Run]) -> Iterator[Span]:
     """Yield what programs hold, by device; the most of it where they were not traced."""
     from lazyviz.inspection.numerics import of_hlo
 
@@ -832,12 +819,12 @@ def _restored(kind: type[Any], data: dict[str, Any]) -> Any:
     return kind(**{k: tuple(v) if type(v) is list else v for k, v in given.items()})
 
 
-def _programs(launches: list[ExecuteStarted]) -> dict[str, list[Program]]:
+def _programs(launches: list[ExecuteStarted]) -> dict[str, list[device.Program]]:
     """Return the builds of the programs that ran, by fingerprint."""
     import lazyrt
     from lazyrt import tools
 
-    found: dict[str, list[Program]] = {}
+    found: dict[str, list[device.Program]] = {}
     for launch in launches:
         if launch.fingerprint in found:
             continue

@@ -37,6 +37,9 @@ def pause():
     time.sleep(0.02)  # in a function
 
 
+MS = 1_000_000
+
+
 def train(steps=3):
     x = matrix()
     for _ in range(steps):
@@ -117,20 +120,85 @@ def test_the_device_works_no_longer_than_the_profile_lasts():
     assert profile.duty_cycle == (2_000 + 4_500) / 8_000
 
 
+def started(step, at):
+    return events.ExecuteStarted(
+        fingerprint="f", purpose="step", step=step, nodes=1, inputs=0, outputs=0,
+        donated=0, time_ns=at, dispatch_ns=0,
+    )  # fmt: skip
+
+
+def finished(step):
+    return events.ExecuteFinished(
+        fingerprint="f", purpose="step", step=step, duration_ns=1, exact=False
+    )
+
+
+def waited(ns):
+    return events.WaitFinished(
+        fingerprint="f",
+        purpose="step",
+        phase="execute",
+        duration_ns=ns,
+        interrupted=False,
+    )
+
+
 def test_a_run_that_was_not_traced_ends_before_the_next_traced_one_and_the_profile():
     first, traced, last = (
-        events.ExecuteStarted(
-            fingerprint="f", purpose="step", step=step, nodes=1, inputs=0, outputs=0,
-            donated=0, time_ns=at, dispatch_ns=0,
-        )
-        for step, at in ((1, 50), (5, 250), (9, 900))
-    )  # fmt: skip
+        started(step, at) for step, at in ((1, 50), (5, 250), (9, 900))
+    )
     run = device_time.Run(0, "m", 300, 400, launch=traced)
 
-    ((before,), (after,)) = device_time._like([run], [(first, 500), (last, 500)], 1_000)
+    guessed = [(first, 500), (last, 500)]
+    ((before,), (after,)) = device_time._like([run], guessed, {}, 1_000)
 
     assert (before.start_ns, before.end_ns) == (50, 300)
     assert (after.start_ns, after.end_ns) == (900, 1_000)
+
+
+def test_a_run_that_was_not_traced_ends_when_the_wait_for_it_does():
+    launched = started(step=5, at=0)
+    traced = device_time.Run(0, "m", 0, MS, launch=launched)
+    noted = [
+        gaps.Noted(finished(step=5), MS, 0),
+        gaps.Noted(finished(step=6), 9 * MS, 0),
+        gaps.Noted(waited(ns=5 * MS), 9 * MS, 0),
+        gaps.Noted(finished(step=7), 12 * MS, 0),
+    ]
+
+    runs = device_time._like(
+        [traced],
+        [(started(step=6, at=2 * MS), MS), (started(step=7, at=10 * MS), 9 * MS)],
+        device_time.ends_of(noted),
+        20 * MS,
+    )
+
+    ends = [(run.start_ns // MS, run.end_ns // MS) for (run,) in runs]
+    assert ends == [(2, 9), (10, 12)]
+
+
+def test_a_wait_that_ends_with_two_runs_tells_the_end_of_the_last_one():
+    noted = [
+        gaps.Noted(finished(step=1), 9 * MS, 0),
+        gaps.Noted(finished(step=2), 9 * MS, 0),
+        gaps.Noted(waited(ns=5 * MS), 9 * MS, 0),
+    ]
+
+    found = device_time.ends_of(noted)
+
+    assert [is_exact for _, is_exact in found.values()] == [False, True]
+
+
+def test_the_beginning_of_a_run_behind_a_windows_end_is_no_run(monkeypatch):
+    whole, after = (
+        device_time.Run(0, "m", at, at + 50, spent=Counter(a=50)) for at in (100, 300)
+    )
+    monkeypatch.setattr(device_time, "read_trace", lambda _trace: [whole, after])
+    window = device_time.Window(None, end_ns=200)
+
+    found = device_time.device_time([window], [], {}, {}, 1_000)
+
+    assert found.busy == [(100, 150)]
 
 
 def test_a_saved_profile_is_read_back_as_it_was(taken, tmp_path):
