@@ -5,16 +5,17 @@ step that gives one of them away leaves its keepers a copy. So steps donate, com
 they would without. With the numbers and random states that it read, a step's cone computes again
 what it computed then.
 
-`config.stop_at_nan` needs the inputs of a step once that has run. So of a hundred steps, a window, the
+`config.stop_at_nan` needs the inputs of a step once that has run. So of the steps of a window, the
 first keeps all its inputs and each other one what none of them has made: run again, they make the rest.
-A step writes all that a copy of what it overwrites would, so one copy in a hundred steps takes about a
-hundredth of their time at most.
+A step writes all that a copy of what it overwrites would, and small copies take some milliseconds: one in
+a hundred steps, and in a second, takes a hundredth of their time at most.
 
 Everything here is called with the runtime's lock held.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     Source = tuple[int, int]  # number of a step, and of one of its results
     Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
 
-_MOST_STEPS = 100  # of a window
+# Of a window, which lasts until both have passed.
+_MIN_STEPS, _MIN_NS = 100, 1_000_000_000
 
 
 class _Arrays:
@@ -92,11 +94,14 @@ class KeptStep(StepInputs):
         self.own_bytes = 0
         steps = window.steps
         self.is_first = graph not in window.graphs
-        for leaf in graph.data:
+        new = [
+            leaf
+            for leaf in graph.data
+            if (made := sources[leaf.position][0]).__class__ is not Run
+            or made.step not in steps
+        ]
+        for leaf in new:
             position = leaf.position
-            source = sources[position][0]
-            if source.__class__ is Run and source.step in steps:
-                continue
             data = pending.inputs[position]
             keeper = window.keepers.get(id(data))
             meta = (leaf.shape, leaf.dtype, leaf.strides)
@@ -204,6 +209,15 @@ class Window:
         self.steps: dict[int, KeptStep] = {}
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
+        self.began_ns = time.monotonic_ns()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next step begins another one."""
+        if are_whole():
+            return True
+        has_steps = len(self.steps) >= _MIN_STEPS
+        return has_steps and time.monotonic_ns() - self.began_ns >= _MIN_NS
 
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
@@ -279,8 +293,7 @@ def keep(
     count, budget = _count(), config.keep_values_bytes
     if not count:
         return None
-    most = 1 if are_whole() else _MOST_STEPS
-    window = _windows[-1] if _windows and len(_windows[-1].steps) < most else Window()
+    window = _windows[-1] if _windows and not _windows[-1].is_over else Window()
     step = KeptStep(graph, record, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
@@ -334,7 +347,8 @@ def find(number: int) -> KeptStep | None:
 
 def kept(number: int) -> KeptStep | None:
     """Return a step by its number, if any of its inputs are kept."""
-    return next((step for step in _steps() if step.number == number), None)
+    found = (window.steps.get(number) for window in _windows)
+    return next(filter(None, found), None)
 
 
 def kept_values() -> KeptValues:
