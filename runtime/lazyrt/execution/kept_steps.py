@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.numbers import plural, size_text
 from lazyrt.config import config, follow
+from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import copy_on_donate, replicas
 from lazyrt.execution.graph_registry import Run
 from lazyrt.ir.live import Buffer, StepInputs, lock, made_in, pending
@@ -60,7 +61,7 @@ class KeptStep(StepInputs):
     """A step that has run, with its inputs.
 
     Args:
-        graph, record, donated, run: See `keep`.
+        graph, record, order, donated, run: See `keep`.
         window: The steps before it that make some of its inputs if they run again.
 
     Attributes:
@@ -76,6 +77,7 @@ class KeptStep(StepInputs):
         self,
         graph: Canonical,
         record: CompiledGraph | None,
+        order: Sequence[int],
         donated: Iterable[int],
         run: RunAgain,
         window: Window,
@@ -84,6 +86,7 @@ class KeptStep(StepInputs):
         self.canonical: Canonical | None = graph
         self.record = record
         self.run = run
+        self._order = order
         self.watched: Mapping[Value, int] = {}
         self.updates: Updates = ()
         self.floats, self.ints, self.rng = pending.floats, pending.ints, pending.rng
@@ -134,6 +137,17 @@ class KeptStep(StepInputs):
         """Size of the inputs whose memory its results took, of which it has copies."""
         leaves, copied = self._leaves, self._keepers.keys() & self._donated
         return sum(nbytes_of(leaves[position]) for position in copied)
+
+    def result_number(self, value: Value) -> int | None:
+        """Return which result a value is, for `run`; None for none, or where ranks run it together."""
+        graph = self.canonical
+        if graph is None or value not in graph.roots:
+            return None
+        try:
+            replicas.check_alone(graph.nodes)
+        except LazyRuntimeError:
+            return None
+        return self._order.index(graph.roots.index(value))
 
     def sizes(self) -> dict[int, int]:
         """Return the size of each input that it keeps, by the identity of its data."""
@@ -278,6 +292,7 @@ _left_out: tuple[int, int] | None = None
 def keep(
     graph: Canonical,
     record: CompiledGraph | None,
+    order: Sequence[int],
     donated: Sequence[int],
     run: RunAgain,
 ) -> KeptStep | None:
@@ -286,6 +301,7 @@ def keep(
     Args:
         graph: What it runs.
         record: What is known of its executable.
+        order: For each of its results, the position among the graph's roots.
         donated: Positions of the inputs whose memory it gives away.
         run: Runs it again on inputs, which stay as they are, and returns the results.
     """
@@ -294,10 +310,10 @@ def keep(
     if not count:
         return None
     window = _windows[-1] if _windows and not _windows[-1].is_over else Window()
-    step = KeptStep(graph, record, donated, run, window)
+    step = KeptStep(graph, record, order, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
-        step = KeptStep(graph, record, donated, run, window)
+        step = KeptStep(graph, record, order, donated, run, window)
     if not window.steps:
         own = sum(step.sizes().values())
         if own > budget:
