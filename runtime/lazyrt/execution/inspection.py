@@ -8,7 +8,6 @@ what some tensor still holds is read from there.
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from dataclasses import dataclass
@@ -384,7 +383,7 @@ class Inspection(Readable):
                 return Cost(nodes=0, reused=0, estimate_ns=0)
             cone, known = cone_of((value,), memo)
             plan = forecast_of(cone, value, reused=bool(known))
-            if again := self._nodes_again(value):
+            if self._kept is not None and (again := self._kept.nodes_for(value)):
                 cone, known = again, set()
                 runs = cost_model.slice_runs(again, is_new=False)
                 plan = Forecast([], runs, 0, 0)
@@ -580,9 +579,9 @@ class Inspection(Readable):
             cone, known = cone_of((value,), memo)
             parts = run_parts(cone, value, reused=bool(known))
             start, compiled = cost_model.now(), compiled_ns()
-            if again := self._nodes_again(value):
+            if self._kept is not None and (again := self._kept.nodes_for(value)):
                 parts = cost_model.slice_runs(again, is_new=False)
-                self._run_again(reading, value, len(again), site)
+                reading.found = self._run_again(self._kept, value, site)
             if reading.found is None:
                 reading.found = peek_value(value, site, step=self._inputs)
             compiled = compiled_ns() - compiled
@@ -590,31 +589,20 @@ class Inspection(Readable):
         cost_model.learn(parts, cost_model.now() - start - compiled)
 
     def _run_again(
-        self,
-        reading: copy_on_donate.reading,
-        value: Value,
-        nodes: int,
-        site: SourceLocation | None,
-    ) -> None:
-        """Find a result of a finished step by its own executable, unless there is no room for it.
+        self, kept: kept_steps.KeptStep, value: Value, site: SourceLocation | None
+    ) -> Any:
+        """Return a result by the step's own executable; None where there is no room for it.
 
         The bits are those of then; a program of its ancestors alone may round in another way.
         """
-        kept, start = self._kept, time.perf_counter_ns()
-        number = kept.result_number(value) if kept is not None else None
-        assert kept is not None
-        assert number is not None
-        with contextlib.suppress(OutOfMemoryError):
-            reading.found = kept.run(kept)[number]
-            remember(value, reading.found, kept)
-            tell(value, "slice", nodes, 0, start, site, "")
-
-    def _nodes_again(self, value: Value) -> list[Node]:
-        """Return what runs for a result of a finished step: all of it, as it ran; empty for others."""
-        kept = self._kept
-        if kept is None or kept.canonical is None or kept.result_number(value) is None:
-            return []
-        return list(kept.canonical.nodes)
+        start = time.perf_counter_ns()
+        try:
+            data = kept.result(value)
+        except OutOfMemoryError:
+            return None
+        remember(value, data, kept)
+        tell(value, "slice", len(kept.nodes_for(value)), 0, start, site, "")
+        return data
 
     def parameter(self, leaf: Leaf, site: SourceLocation | None = None) -> torch.Tensor:
         """Return an input of the graph as a new CPU tensor.

@@ -15,6 +15,7 @@ Everything here is called with the runtime's lock held.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Leaf, Value
+    from lazyrt.ir.node import Leaf, Node, Value
     from lazyrt.jax_compat import Array
 
     RunAgain = Callable[[StepInputs], Sequence[Array]]
@@ -138,16 +139,20 @@ class KeptStep(StepInputs):
         leaves, copied = self._leaves, self._keepers.keys() & self._donated
         return sum(nbytes_of(leaves[position]) for position in copied)
 
-    def result_number(self, value: Value) -> int | None:
-        """Return which result a value is, for `run`; None for none, or where ranks run it together."""
+    def nodes_for(self, value: Value) -> list[Node]:
+        """Return what `result` runs; nothing for what is no result, or where ranks run it together."""
         graph = self.canonical
-        if graph is None or value not in graph.roots:
-            return None
-        try:
-            replicas.check_alone(graph.nodes)
-        except LazyRuntimeError:
-            return None
-        return self._order.index(graph.roots.index(value))
+        with contextlib.suppress(LazyRuntimeError):
+            if graph is not None and value in graph.roots:
+                replicas.check_alone(graph.nodes)
+                return list(graph.nodes)
+        return []
+
+    def result(self, value: Value) -> Array:
+        """Run the step again for one of its results."""
+        assert self.canonical is not None
+        rank = self.canonical.roots.index(value)
+        return self.run(self)[self._order.index(rank)]
 
     def sizes(self) -> dict[int, int]:
         """Return the size of each input that it keeps, by the identity of its data."""
