@@ -20,6 +20,7 @@ pytestmark = pytest.mark.lazy_only("is about whole steps")
 def clean(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
     monkeypatch.setattr(finite_check, "_PAUSE_NS", 0)  # each step is asked
+    monkeypatch.setattr(kept_steps, "_MIN_NS", 0)  # steps are counted
     lazyrt.mark_step()
     lazyrt.clear_caches()
     lazyrt.reset_counters()
@@ -160,7 +161,7 @@ def noisy_training(steps, bad_at, *, waits=True):
 def test_what_a_step_has_overwritten_is_made_again_from_steps_before(
     bad_at, monkeypatch
 ):
-    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     expected = noisy_training(bad_at, bad_at=None)
     lazyrt.config.stop_at_nan = True
 
@@ -208,7 +209,7 @@ def root_and_bias(rows, bias):
 def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
     monkeypatch,
 ):
-    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     asked: list[int] = []
     are_finite = finite_check._are_finite
 
@@ -224,7 +225,7 @@ def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
 
 
 def test_a_row_that_no_later_batch_reads_ends_the_loop_with_the_window(monkeypatch):
-    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 6)
+    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 6)
     lazyrt.config.stop_at_nan = True
     seen: list[Any] = []
 
@@ -425,7 +426,7 @@ NEVER = 10**18
 
 def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(kept_steps, "_MOST_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     asked: list[int] = []
     are_finite = finite_check._are_finite
 
@@ -446,7 +447,7 @@ def test_a_step_that_was_not_asked_is_found_by_the_next_question_or_wait(
     bad_at, most, monkeypatch
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(kept_steps, "_MOST_STEPS", most)
+    monkeypatch.setattr(kept_steps, "_MIN_STEPS", most)
     expected = noisy_training(bad_at, bad_at=None)
     lazyrt.config.stop_at_nan = True
 

@@ -128,6 +128,59 @@ def test_one_can_walk_back_through_the_kept_steps():
             first.materialise(first.graph.nodes[0].id)
 
 
+def recorded_training(kind, steps):
+    """Train with random numbers, running means and moments; return what each step has left."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.4),
+        torch.nn.Linear(8, 3),
+    ).to("lazyrt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    step = torch.compile(model) if kind == "compiled" else model
+    left = {}
+    for _ in range(steps):
+        x = torch.randn(5, 6).to("lazyrt")
+        optimizer.zero_grad()
+        loss = step(x).square().mean()
+        loss.backward()
+        if kind == "accumulated":
+            lazyrt.mark_step()
+            loss = step(x * 2).square().mean()
+            loss.backward()
+        optimizer.step()
+        held = dict([*model.named_parameters(), *model.named_buffers()])
+        held = {f"model.{name}": tensor for name, tensor in held.items()}
+        left[last_step()] = {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in {"loss": loss, **held}.items()
+        }
+    return left
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulated", "compiled"])
+def test_results_of_kept_steps_have_the_bits_that_they_had(kind):
+    with lazyrt.config.scoped(keep_values=6):
+        left = recorded_training(kind, 4)
+        compiles = lazyrt.counters()["compiles"]
+        lost = 0
+        for number in list(left)[-3:]:
+            step = lazyrt.inspect(number)
+            found = {
+                held.name: step.materialise(value.node.id, value.index)
+                for value, held in step.holdings.items()
+                if value.node is not None and held.name in left[number]
+            }
+            lost += len(left[number]) - len(found)
+            for name, tensor in found.items():
+                assert torch.equal(tensor, left[number][name]), name
+
+    assert not lost
+    assert lazyrt.counters()["compiles"] == compiles
+
+
 def test_a_computed_tensor_leads_to_the_step_that_made_it():
     with lazyrt.config.scoped(keep_values="last"):
         x = torch.ones(3, device="lazyrt")

@@ -310,7 +310,7 @@ def _run_whole(
 ) -> None:
     """Run a plan, and end the step."""
     again = functools.partial(run_plan, plan, "peek")
-    kept = kept_steps.keep(plan.graph, plan.record, donated, again)
+    kept = kept_steps.keep(plan.graph, plan.record, plan.order, donated, again)
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():

@@ -5,21 +5,24 @@ step that gives one of them away leaves its keepers a copy. So steps donate, com
 they would without. With the numbers and random states that it read, a step's cone computes again
 what it computed then.
 
-`config.stop_at_nan` needs the inputs of a step once that has run. So of a hundred steps, a window, the
+`config.stop_at_nan` needs the inputs of a step once that has run. So of the steps of a window, the
 first keeps all its inputs and each other one what none of them has made: run again, they make the rest.
-A step writes all that a copy of what it overwrites would, so one copy in a hundred steps takes about a
-hundredth of their time at most.
+A step writes all that a copy of what it overwrites would, and small copies take some milliseconds: one in
+a hundred steps, and in a second, takes a hundredth of their time at most.
 
 Everything here is called with the runtime's lock held.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.numbers import plural, size_text
 from lazyrt.config import config, follow
+from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import copy_on_donate, replicas
 from lazyrt.execution.graph_registry import Run
 from lazyrt.ir.live import Buffer, StepInputs, lock, made_in, pending
@@ -33,14 +36,15 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Leaf, Value
+    from lazyrt.ir.node import Leaf, Node, Value
     from lazyrt.jax_compat import Array
 
     RunAgain = Callable[[StepInputs], Sequence[Array]]
     Source = tuple[int, int]  # number of a step, and of one of its results
     Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
 
-_MOST_STEPS = 100  # of a window
+# Of a window, which lasts until both have passed.
+_MIN_STEPS, _MIN_NS = 100, 1_000_000_000
 
 
 class _Arrays:
@@ -58,7 +62,7 @@ class KeptStep(StepInputs):
     """A step that has run, with its inputs.
 
     Args:
-        graph, record, donated, run: See `keep`.
+        graph, record, order, donated, run: See `keep`.
         window: The steps before it that make some of its inputs if they run again.
 
     Attributes:
@@ -75,6 +79,7 @@ class KeptStep(StepInputs):
         self,
         graph: Canonical,
         record: CompiledGraph | None,
+        order: Sequence[int],
         donated: Iterable[int],
         run: RunAgain,
         window: Window,
@@ -84,6 +89,7 @@ class KeptStep(StepInputs):
         self.record = record
         self.lines = lines_now()
         self.run = run
+        self._order = order
         self.watched: Mapping[Value, int] = {}
         self.updates: Updates = ()
         self.floats, self.ints, self.rng = pending.floats, pending.ints, pending.rng
@@ -94,11 +100,14 @@ class KeptStep(StepInputs):
         self.own_bytes = 0
         steps = window.steps
         self.is_first = graph not in window.graphs
-        for leaf in graph.data:
+        new = [
+            leaf
+            for leaf in graph.data
+            if (made := sources[leaf.position][0]).__class__ is not Run
+            or made.step not in steps
+        ]
+        for leaf in new:
             position = leaf.position
-            source = sources[position][0]
-            if source.__class__ is Run and source.step in steps:
-                continue
             data = pending.inputs[position]
             keeper = window.keepers.get(id(data))
             meta = (leaf.shape, leaf.dtype, leaf.strides)
@@ -131,6 +140,21 @@ class KeptStep(StepInputs):
         """Size of the inputs whose memory its results took, of which it has copies."""
         leaves, copied = self._leaves, self._keepers.keys() & self._donated
         return sum(nbytes_of(leaves[position]) for position in copied)
+
+    def nodes_for(self, value: Value) -> list[Node]:
+        """Return what `result` runs; nothing for what is no result, or where ranks run it together."""
+        graph = self.canonical
+        with contextlib.suppress(LazyRuntimeError):
+            if graph is not None and value in graph.roots:
+                replicas.check_alone(graph.nodes)
+                return list(graph.nodes)
+        return []
+
+    def result(self, value: Value) -> Array:
+        """Run the step again for one of its results."""
+        assert self.canonical is not None
+        rank = self.canonical.roots.index(value)
+        return self.run(self)[self._order.index(rank)]
 
     def sizes(self) -> dict[int, int]:
         """Return the size of each input that it keeps, by the identity of its data."""
@@ -206,6 +230,15 @@ class Window:
         self.steps: dict[int, KeptStep] = {}
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
+        self.began_ns = time.monotonic_ns()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next step begins another one."""
+        if are_whole():
+            return True
+        has_steps = len(self.steps) >= _MIN_STEPS
+        return has_steps and time.monotonic_ns() - self.began_ns >= _MIN_NS
 
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
@@ -266,6 +299,7 @@ _left_out: tuple[int, int] | None = None
 def keep(
     graph: Canonical,
     record: CompiledGraph | None,
+    order: Sequence[int],
     donated: Sequence[int],
     run: RunAgain,
 ) -> KeptStep | None:
@@ -274,6 +308,7 @@ def keep(
     Args:
         graph: What it runs.
         record: What is known of its executable.
+        order: For each of its results, the position among the graph's roots.
         donated: Positions of the inputs whose memory it gives away.
         run: Runs it again on inputs, which stay as they are, and returns the results.
     """
@@ -281,12 +316,11 @@ def keep(
     count, budget = _count(), config.keep_values_bytes
     if not count:
         return None
-    most = 1 if are_whole() else _MOST_STEPS
-    window = _windows[-1] if _windows and len(_windows[-1].steps) < most else Window()
-    step = KeptStep(graph, record, donated, run, window)
+    window = _windows[-1] if _windows and not _windows[-1].is_over else Window()
+    step = KeptStep(graph, record, order, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
-        step = KeptStep(graph, record, donated, run, window)
+        step = KeptStep(graph, record, order, donated, run, window)
     if not window.steps:
         own = sum(step.sizes().values())
         if own > budget:
@@ -336,7 +370,8 @@ def find(number: int) -> KeptStep | None:
 
 def kept(number: int) -> KeptStep | None:
     """Return a step by its number, if any of its inputs are kept."""
-    return next((step for step in _steps() if step.number == number), None)
+    found = (window.steps.get(number) for window in _windows)
+    return next(filter(None, found), None)
 
 
 def kept_values() -> KeptValues:
