@@ -650,14 +650,14 @@ def _with_lists_as(a: Graph, b: Graph) -> Graph:
     """Return a graph whose ops on lists have the entries in the order of another graph's."""
     new: dict[int, tuple[Label, tuple[int, ...]]] = {}
     found = lists.orders(a, b, _called, lambda a, b: _matched(a, b).partner_b)
-    for whole, (partner, places, operands) in found.items():
+    for whole, (label, places, operands) in found.items():
         nodes = lists.results(b)[whole]
         types = ", ".join(b.types[nodes[k]] for k in places)
         shown = b.types[whole] if whole in nodes.values() else f"({types})"
-        new[whole] = a.label(partner)._replace(type=shown), operands
+        new[whole] = label._replace(type=shown), operands
         for place, k in enumerate(places) if whole not in nodes.values() else ():
-            label = b.label(nodes[k])._replace(attrs=f"index={place}")
-            new[nodes[k]] = label, b.operands[nodes[k]]
+            picked = b.label(nodes[k])._replace(attrs=f"index={place}")
+            new[nodes[k]] = picked, b.operands[nodes[k]]
     return b.relabelled(new)
 
 
