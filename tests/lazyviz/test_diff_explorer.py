@@ -425,4 +425,5 @@ def test_parameters_in_another_order_are_no_line_however_an_optimizer_takes_them
     assert "no difference" in str(view)
     for form in ("stablehlo", "hlo"):
         assert lazyviz.diff(first, second, form).diff.is_empty, form
+    assert "has its tensors in another order" in str(lazyrt.explain(second))
     assert not [each for each in view.diff.dead[1] if "_foreach" in each.label.op]

@@ -25,25 +25,14 @@ _PICKS = {PARAMETER, "dynamic_slice", "dynamic-slice", "reshape", "bitcast"}
 
 
 class Entry(NamedTuple):
-    """What makes one result of an op on lists.
-
-    Attributes:
-        key: Equal for entries to which the same is done.
-        slots: Which of the op's operands it reads, in the order of `key`.
-    """
+    """What is done for one result, equal for like ones, and which operands it reads."""
 
     key: object
     slots: tuple[int, ...]
 
 
 class Order(NamedTuple):
-    """An op on lists, in the order of another program.
-
-    Attributes:
-        label: What the op is in that order.
-        places: For each entry of the other program's op the index that it has here.
-        operands: What the op reads in that order.
-    """
+    """An op in another program's order: its label, its entries' indices here, what it reads."""
 
     label: Label
     places: list[int]
