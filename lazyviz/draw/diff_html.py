@@ -347,7 +347,8 @@ def diff_doc(
 
 
 def _fragment(found: GraphDiff) -> list[Part]:
-    parts = [Line(f"{found.a.name} → {found.b.name}"), *_summary(found)]
+    named = [] if found.cost else [Line(f"{found.a.name} → {found.b.name}")]
+    parts = [*named, *_summary(found)]
     budget = _NOTEBOOK_NODES
     while found.cost and budget >= 8:  # noqa: PLR2004
         union = union_graph(found, budget)
