@@ -7,6 +7,7 @@ its source line, module path, both sides, and what differs within what it calls.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -102,8 +103,16 @@ def overview_html(
     first, *others = summary(found)
     remarks = "".join(f"<li>{markup(line)}</li>" for line in others)
     listed: dict[bool, list[str]] = {True: [], False: []}
-    for k, (each, begins) in enumerate(zip(places[:_MAX_PLACES], begun, strict=False)):
-        place = button_html(heading(each).removeprefix("@@ "), kind="place", level=k)
+    kinds: dict[tuple[bool, str], list[int]] = {}
+    for k, (each, begins) in enumerate(zip(places, begun, strict=False)):
+        said = heading(replace(each, hunks=each.hunks[:1])).removeprefix("@@ ")
+        kinds.setdefault((begins, said.removeprefix("(no scope)").strip()), []).append(
+            k
+        )
+    for (begins, said), levels in [*kinds.items()][:_MAX_PLACES]:
+        count = sum(len(places[k].hunks) for k in levels)
+        many = f", {count:,} such places" if count > 1 else ""
+        place = button_html(f"{said}{many}", kind="place", level=levels[0])
         listed[begins].append(f"<li>{place}</li>")
     parts = [heading_html(title), f"<p>{markup(first)}</p>"]
     if remarks:
@@ -115,8 +124,8 @@ def overview_html(
         many = text.plural(len(listed[False]), "more place")
         follow = f"<ul>{''.join(listed[False])}</ul>"
         parts.append(folded(f"{many}, changed only by what they read", follow))
-    if len(places) > _MAX_PLACES:
-        parts.append(note_html(f"and {len(places) - _MAX_PLACES:,} more kinds"))
+    if len(kinds) > _MAX_PLACES:
+        parts.append(note_html(f"and {len(kinds) - _MAX_PLACES:,} more"))
     if left_out > 0:
         many = text.plural(left_out, "changed node")
         parts.append(note_html(f"{many} more: choose a place, or search."))
@@ -338,7 +347,8 @@ def diff_doc(
 
 
 def _fragment(found: GraphDiff) -> list[Part]:
-    parts = _summary(found)
+    named = [] if found.cost else [Line(f"{found.a.name} → {found.b.name}")]
+    parts = [*named, *_summary(found)]
     budget = _NOTEBOOK_NODES
     while found.cost and budget >= 8:  # noqa: PLR2004
         union = union_graph(found, budget)

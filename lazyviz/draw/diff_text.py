@@ -90,6 +90,9 @@ def _remarks(found: GraphDiff) -> Iterator[str]:
     is_known = _numbers_by_use(found) or _keeps_order(found)
     if moved and found.cost == 0 and not is_known:
         yield f"equal up to another order of {plural(moved, 'parameter')}"
+    if found.reordered:
+        ops = plural(found.reordered, "op has its list", "ops have their lists")
+        yield f"{ops} of tensors, such as an optimizer's parameters, in another order"
     regrouped = found.regrouped
     if regrouped.pairs:
         sizes = [

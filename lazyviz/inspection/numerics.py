@@ -19,7 +19,7 @@ from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import name_in
 from lazygraph.types import type_bytes, without_layout
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.tools import Lifetime, NodeValues, require_lazy
+from lazyrt.tools import Leaf, Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
 from lazyviz.draw.model import type_text
 from lazyviz.render import text
@@ -440,6 +440,8 @@ class NotFiniteView(Showable):
 
     def _made_of(self, operand: Operand, origin: Origin) -> str:
         summary = operand.summary
+        if isinstance(operand.value, Leaf) and operand.value.kind == "float":
+            return f"the number {operand.element}"
         bad = str(summary.not_finite)
         span = f"{summary.low:.4g} to {summary.high:.4g}"
         if summary.elements == 1 or summary.low == summary.high:

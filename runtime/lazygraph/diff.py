@@ -484,6 +484,7 @@ class GraphDiff:
         a, b: The graphs.
         partner_a: For each node of a its partner in b, -1 if it was removed.
         partner_b: For each node of b its partner in a, -1 if it was added.
+        reordered: How many ops on lists have the entries in another order, which is no difference.
     """
 
     a: Graph
@@ -492,6 +493,7 @@ class GraphDiff:
     partner_b: list[int]
     # The only pairs that may be rewired; None where that is not known.
     _suspects: list[tuple[int, int]] | None = None
+    reordered: int = 0
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -636,7 +638,9 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     ours = (*found.removed, *(x for x, _ in pairs))
     others = (*found.added, *(y for _, y in pairs))
     if lists.work(a, ours, _called) & lists.work(b, others, _called):
-        aligned = _matched(a, _with_lists_as(a, b))
+        orders = lists.orders(a, b, _called, lambda a, b: _matched(a, b).partner_b)
+        aligned = _matched(a, _with_lists_as(b, orders))
+        aligned.reordered = sum(x.places != sorted(x.places) for x in orders.values())
         return aligned if aligned.cost < found.cost else found
     return found
 
@@ -646,18 +650,17 @@ def _called(graph: Graph, node: int) -> list[Graph]:
     return [each for each in found if each is not None]
 
 
-def _with_lists_as(a: Graph, b: Graph) -> Graph:
-    """Return a graph whose ops on lists have the entries in the order of another graph's."""
+def _with_lists_as(b: Graph, orders: dict[int, lists.Order]) -> Graph:
+    """Return a graph whose ops on lists have the entries in other orders."""
     new: dict[int, tuple[Label, tuple[int, ...]]] = {}
-    found = lists.orders(a, b, _called, lambda a, b: _matched(a, b).partner_b)
-    for whole, (partner, places, operands) in found.items():
+    for whole, (label, places, operands) in orders.items():
         nodes = lists.results(b)[whole]
         types = ", ".join(b.types[nodes[k]] for k in places)
         shown = b.types[whole] if whole in nodes.values() else f"({types})"
-        new[whole] = a.label(partner)._replace(type=shown), operands
+        new[whole] = label._replace(type=shown), operands
         for place, k in enumerate(places) if whole not in nodes.values() else ():
-            label = b.label(nodes[k])._replace(attrs=f"index={place}")
-            new[nodes[k]] = label, b.operands[nodes[k]]
+            picked = b.label(nodes[k])._replace(attrs=f"index={place}")
+            new[nodes[k]] = picked, b.operands[nodes[k]]
     return b.relabelled(new)
 
 

@@ -284,8 +284,8 @@ class Graph:
         for known in ("ops", "types", "attrs", "inputs", "users"):
             vars(found).pop(known, None)
         vars(found).update(
-            labels=[*kinds], kinds=of_nodes, operands=operands, ancestor_keys=None
-        )
+            labels=[*kinds], kinds=of_nodes, operands=operands, ancestor_keys=None,
+        )  # fmt: skip
         return found
 
     def scope(self, node: int) -> str:

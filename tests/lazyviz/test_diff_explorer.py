@@ -423,6 +423,11 @@ def test_parameters_in_another_order_are_no_line_however_an_optimizer_takes_them
     assert first != second
     assert view.diff.is_empty
     assert "no difference" in str(view)
+    assert "ops have their lists of tensors, such as an optimizer's parameters" in str(
+        view
+    )
+    assert "in another order" in view._repr_html_()
     for form in ("stablehlo", "hlo"):
         assert lazyviz.diff(first, second, form).diff.is_empty, form
+    assert "has its tensors in another order" in str(lazyrt.explain(second))
     assert not [each for each in view.diff.dead[1] if "_foreach" in each.label.op]

@@ -149,3 +149,16 @@ def test_the_magic_shows_a_table_and_takes_nothing_pending(lab):
     lab.display_pub.outputs.clear()
     lab.run_cell("lazyrt.mark_step()\n%lazy nan bad")
     assert "bad has 3 NaN. Where that began" in "\n".join(displayed(lab))
+
+
+def test_a_number_of_the_program_that_is_not_finite_is_named():
+    x = lazy(torch.ones(3))
+    views = []
+    for scale in (2.0, 3.0, float("nan"), float("inf")):
+        y = (x + 1) * scale  # a constant at first, an input once it varies
+        views.append(str(lazyviz.find_nan(y)))
+        lazyrt.mark_step()
+
+    assert [each.count("the number") for each in views] == [0, 0, 1, 1]
+    assert "the number nan" in views[2]
+    assert "the number inf" in views[3]

@@ -231,6 +231,23 @@ def _unclaimed(c: Comparison) -> Cause:
     """Return the first edit where no fact differs, or what reads something else."""
     if differs(c.a.record.key.ended_by, c.b.record.key.ended_by):
         return _other_step(c)
+    lists = {k: old for k, old in c.changed.items() if "._foreach_" in c.b[k].op}
+    if lists and all(
+        lists.keys() == c.changed.keys() and not c.a.unmatched and not c.b.unmatched
+        and c.a[old].label[:2] == c.b[k].label[:2]
+        and sorted(c.a[old].types) == sorted(c.b[k].types)
+        for k, old in lists.items()
+    ):  # fmt: skip
+        site = c.b.site(sorted(lists))
+        return Cause(
+            kind="wiring",
+            text=f"the ops are those of {c.a.record.name}; `{c.b[min(lists)].op}`{at(site)} has its "
+            "tensors in another order",
+            fix="give an optimizer its parameters in the same order each time: each order costs one "
+            "compile",
+            now=site,
+            edits=EditCounts(changed=len(lists)),
+        )
     for side, word, free in (
         (c.b, "new", c.b.unmatched),
         (c.a, "gone", c.a.unmatched),

@@ -25,27 +25,16 @@ _PICKS = {PARAMETER, "dynamic_slice", "dynamic-slice", "reshape", "bitcast"}
 
 
 class Entry(NamedTuple):
-    """What makes one result of an op on lists.
-
-    Attributes:
-        key: Equal for entries to which the same is done.
-        slots: Which of the op's operands it reads, in the order of `key`.
-    """
+    """What is done for one result, equal for like ones, and which operands it reads."""
 
     key: object
     slots: tuple[int, ...]
 
 
 class Order(NamedTuple):
-    """An op on lists, in the order of another program.
+    """An op in another program's order: its label, its entries' indices here, what it reads."""
 
-    Attributes:
-        partner: The op there.
-        places: For each entry of the partner the index that it has here.
-        operands: The op's operands in the partner's order.
-    """
-
-    partner: int
+    label: Label
     places: list[int]
     operands: tuple[int, ...]
 
@@ -75,7 +64,7 @@ def entries(graph: Graph, whole: int, callees: Callees) -> list[Entry]:
 
 
 def _of_arguments(graph: Graph, whole: int) -> list[Entry]:
-    slots = iter(range(len(graph.operands[whole])))
+    op, slots = graph.ops[whole], iter(range(len(graph.operands[whole])))
     arguments = [
         [(text, next(slots) if text == "%" else -1) for text in part.strip("[]").split(", ")]
         for part in _ARGUMENT.findall(graph.attrs[whole])
@@ -86,7 +75,7 @@ def _of_arguments(graph: Graph, whole: int) -> list[Entry]:
         if all(len(each) in (1, len(arguments[0])) for each in arguments)
     ]
     return [
-        Entry(tuple(text for text, _ in row), tuple(k for _, k in row if k >= 0))
+        Entry((op, *(text for text, _ in row)), tuple(k for _, k in row if k >= 0))
         for row in rows
     ]
 
@@ -149,16 +138,18 @@ def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, 
             nodes
         ):
             continue
-        ours, own = entries(a, partner, callees), entries(b, whole, callees)
-        reads, count = [*b.operands[whole]], len(a.operands[partner])
-        if not own or len(ours) != len(own) or len(reads) != count:
-            continue
-        if any(ours[place].key != own[k].key for place, k in enumerate(order)):
+        target, own = entries(a, partner, callees), entries(b, whole, callees)
+        reads, label = [*b.operands[whole]], a.label(partner)
+        if [each.key for each in target] != [own[k].key for k in order if own]:
+            if _LISTS not in b.ops[whole] or len({each.key for each in own}) > 1:
+                continue
+            target, label = own, b.label(whole)
+        elif not own or len(reads) != len(a.operands[partner]):
             continue
         for place, k in enumerate(order):
-            for slot, other in zip(ours[place].slots, own[k].slots, strict=True):
+            for slot, other in zip(target[place].slots, own[k].slots, strict=True):
                 reads[slot] = b.operands[whole][other]
-        found[whole] = Order(partner, order, tuple(reads))
+        found[whole] = Order(label, order, tuple(reads))
     return found
 
 

@@ -99,7 +99,7 @@ class Origin:
         value: Which of its results.
         counts: How many elements of it are not finite.
         first: Index of the first NaN, or else of the first infinity.
-        operands: Its operands that are tensors of floating-point numbers.
+        operands: Its operands that are floating-point numbers, or tensors of them.
     """
 
     node: Node
@@ -230,7 +230,7 @@ def _origin(
             _operand(operand, got, first if is_pointwise else None)
             for operand, got in operands
             if operand.dtype.is_floating_point or operand.dtype.is_complex
-            if not isinstance(operand, Leaf) or operand.kind == "data"
+            if not isinstance(operand, Leaf) or operand.kind in {"data", "float"}
         ),
     )
 
