@@ -49,9 +49,9 @@ def interpreter(environment=None):
     return [sys.executable, "-SE", __file__, "relay", _server()]
 
 
-def write_kernel(folder, environment=None):
+def write_kernel(folder: object, environment: dict[str, str] | None = None) -> None:
     """Write the specification of a Python kernel that starts so, for which JUPYTER_PATH is to name the folder."""
-    kernel = os.path.join(folder, "kernels", "python3")  # noqa: PTH118
+    kernel = f"{folder}/kernels/python3"
     os.makedirs(kernel)  # noqa: PTH103
     words = [*interpreter(environment), "-m", "ipykernel_launcher"]
     text = {"argv": [*words, "-f", "{connection_file}"], "display_name": "Python 3"}
