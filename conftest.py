@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compare what notebooks show without times and addresses."""
     if _has_notebooks(config) and config.option.nbval_sanitize_with is None:
         config.option.nbval_sanitize_with = str(_SANITIZE)
+
+
+@pytest.hookimpl(
+    tryfirst=True
+)  # the workers, which start next, have the same environment
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let kernels fork from one process that has imported torch and jax: it takes four seconds each."""
+    config = session.config
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.option.collectonly or not _has_notebooks(config):
+        return
+    from tests.quick_python import write_kernel
+
+    folder = tempfile.TemporaryDirectory(prefix="lazyviz-kernels-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["JUPYTER_PATH"] = folder.name
+    write_kernel(folder.name)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

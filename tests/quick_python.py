@@ -49,6 +49,16 @@ def interpreter(environment=None):
     return [sys.executable, "-SE", __file__, "relay", _server()]
 
 
+def write_kernel(folder: object, environment: dict[str, str] | None = None) -> None:
+    """Write the specification of a Python kernel that starts so, for which JUPYTER_PATH is to name the folder."""
+    kernel = f"{folder}/kernels/python3"
+    os.makedirs(kernel)  # noqa: PTH103
+    words = [*interpreter(environment), "-m", "ipykernel_launcher"]
+    text = {"argv": [*words, "-f", "{connection_file}"], "display_name": "Python 3"}
+    with open(f"{kernel}/kernel.json", "w", encoding="utf-8") as file:  # noqa: PTH123
+        json.dump({**text, "language": "python"}, file)
+
+
 @functools.cache
 def _server():
     """Start the server of this process, and return the address of its socket."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.quick_python import interpreter
+from tests.quick_python import write_kernel
 
 ROOT = Path(__file__).parent.parent.parent
 FLAGS = [
@@ -51,11 +50,7 @@ def serving(folder, application="jupyterlab"):
         JUPYTER_PATH=str(folder / "data"),
         LAZYRT_CACHE_DIR="",
     )
-    kernel = folder / "data/kernels/python3"
-    kernel.mkdir(parents=True)
-    words = [*interpreter(environment), "-m", "ipykernel_launcher"]
-    start = {"argv": [*words, "-f", "{connection_file}"], "display_name": "Python 3"}
-    (kernel / "kernel.json").write_text(json.dumps({**start, "language": "python"}))
+    write_kernel(folder / "data", environment)
     options = [
         "--no-browser",
         f"--port={port}",

@@ -14,7 +14,7 @@ import lazyrt
 from lazyrt.observe import events
 from lazyviz import extension, session
 from tests.conftest import displayed
-from tests.harness import bytecodes_of
+from tests.harness import bytecodes_of, run_python
 
 
 def run(shell, source, **options):
@@ -155,7 +155,7 @@ def test_the_runtime_is_noticed_when_it_is_imported_later():
         "run('import lazyrt, torch; x = torch.ones(2, device=\"lazyrt\")')\n"
     )
 
-    assert in_new_process(code) == "1 pending op (+1 here) · 1 live tensor\n"
+    assert run_python(code) == "1 pending op (+1 here) · 1 live tensor"
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_the_runtime_is_noticed_after_an_import_that_failed(tmp_path):
         "assert not watchers, watchers\n"
     )
 
-    assert in_new_process(code).endswith("1 pending op (+1 here) · 1 live tensor\n")
+    assert run_python(code).endswith("1 pending op (+1 here) · 1 live tensor")
 
 
 def test_a_cell_that_records_ops_gets_one_strip(lab):

@@ -38,7 +38,7 @@ def run(shell, *sources):
         (torch.tensor([1, 2]), "int64[2] · 1 to 2 · mean 1.5 · std 0.7071"),
     ],
 )
-def test_statistics(value, text):
+def test_a_value_is_told_in_one_line_of_facts(value, text):
     look = lazyrt.look(value.to("lazyrt"))
 
     assert formatters.facts(look) == text

@@ -8,6 +8,8 @@ import pytest
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
+from tests.quick_python import write_kernel
+
 pytestmark = pytest.mark.slow
 
 CELLS = (
@@ -36,6 +38,8 @@ def saved(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        patch.setenv("JUPYTER_PATH", str(folder / "data"))
+        write_kernel(folder / "data")
         client = NotebookClient(notebook, timeout=300, allow_errors=True)
         client.execute(cwd=str(folder))
     return notebook

@@ -834,7 +834,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
         ("%lazyfish ", None),
     ],
 )
-def test_completions(line, expected):
+def test_a_line_is_completed_by_what_fits_its_cursor(line, expected):
     assert magics.completions(line, NAMESPACE) == expected
 
 

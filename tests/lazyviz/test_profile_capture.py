@@ -14,6 +14,7 @@ from lazyviz.__main__ import main
 from lazyviz.foreign.read import read
 from lazyviz.timing import capture
 from tests.conftest import displayed
+from tests.quick_python import interpreter
 
 LOOP = """
 for k in range(6):
@@ -266,11 +267,16 @@ def child(tmp_path):
 
     def start(what="busy"):
         paths = os.pathsep.join([str(info.parent), *filter(None, sys.path)])
+        environment = os.environ | {
+            "LAZYRT_COMPILE_TIER": "fast",
+            "PYTHONPATH": paths,
+        }
+        code = f"import runpy; runpy.run_path({str(tmp_path / 'program.py')!r}, run_name='__main__')"
         found = subprocess.Popen(
-            [sys.executable, str(tmp_path / "program.py"), what],
+            [*interpreter(environment), "-c", code, what],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"LAZYRT_COMPILE_TIER": "fast", "PYTHONPATH": paths},
+            env=environment,
         )
         started.append(found)
         assert found.stdout is not None

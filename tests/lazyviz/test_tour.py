@@ -9,6 +9,7 @@ import pytest
 from lazyviz import __main__ as command_line
 from lazyviz.command_line import run as run_command
 from lazyviz.documents import tour
+from tests.quick_python import write_kernel
 
 READ = "from pathlib import Path\nprint(Path('data.txt').read_text())"
 FIRST = Path(tour.__file__).parents[2] / "notebooks" / "00_gallery.ipynb"
@@ -206,8 +207,10 @@ def test_the_command_line_runs_the_tour(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not FIRST.is_file(), reason="needs the notebooks of a checkout")
-def test_the_first_notebook_runs_from_top_to_bottom(tmp_path):
+def test_the_first_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
+    write_kernel(tmp_path / "data")
     output = tmp_path / "tour.html"
     out = io.StringIO()
 
