@@ -360,13 +360,17 @@ def _integer_power(x: Array, y: Array) -> Array:
     """Raise integers to integers; a negative power is 0 but for ones, as in C++."""
     if x.dtype == bool:
         return lax.bitwise_or(x, lax.bitwise_not(y))
-    positive = jnp.power(x, jnp.where(y < 0, zeros_like(y), y))
-    odd = lax.bitwise_and(y, scalar_like(y, 1)) == 1
-    negative = jnp.where(x == 1, scalar_like(x, 1), zeros_like(x))
-    if jnp.issubdtype(x.dtype, jnp.signedinteger):
-        minus_one = jnp.where(odd, scalar_like(x, -1), scalar_like(x, 1))
-        negative = jnp.where(x == -1, minus_one, negative)
-    return jnp.where(y < 0, negative, positive)
+    one = scalar_like(y, 1)
+
+    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        found, square, left = state
+        more = jnp.where(lax.bitwise_and(left, one) == one, found * square, found)
+        return more, square * square, lax.shift_right_logical(left, one)
+
+    # A power of 1 or -1 only asks whether the exponent is odd.
+    start = jnp.ones_like(x), x, jnp.where(y < 0, lax.bitwise_and(y, one), y)
+    found, *_ = lax.while_loop(lambda state: jnp.any(state[2] != 0), step, start)
+    return jnp.where((y < 0) & (jnp.abs(x) != 1), zeros_like(x), found)
 
 
 # Three arguments and more.
