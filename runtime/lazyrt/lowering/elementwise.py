@@ -362,7 +362,7 @@ def _integer_power(x: Array, y: Array) -> Array:
         return lax.bitwise_or(x, lax.bitwise_not(y))
     one = scalar_like(y, 1)
 
-    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         found, square, left = state
         more = jnp.where(lax.bitwise_and(left, one) == one, found * square, found)
         return more, square * square, lax.shift_right_logical(left, one)
