@@ -87,6 +87,32 @@ def test_unary_ops_agree_with_torch_on_half_types():
         check(getattr(aten, name).default, FLOAT.bfloat16())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int64])
+def test_divisors_of_the_least_integer_are_found(dtype):
+    bounds = torch.iinfo(dtype)
+    x = torch.tensor([bounds.min, bounds.min, bounds.min, bounds.max, 12], dtype=dtype)
+    y = torch.tensor([6, bounds.min, 0, -1, bounds.min], dtype=dtype)
+
+    check(aten.gcd.default, x, y)
+
+
+def test_multiples_of_the_least_integer_wrap_as_on_the_cpu():
+    x = torch.tensor([-128, 100, -128, 4], dtype=torch.int8)
+
+    check(aten.lcm.default, x, torch.tensor([6, -128, 0, 6], dtype=torch.int8))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+def test_large_powers_of_integers_wrap_as_on_the_cpu(dtype):
+    x = torch.tensor([0, 1, 2, 3, 7, -1], dtype=torch.int64).to(dtype)[:, None]
+    exponents = torch.tensor([0, 1, 63, 64, 65, 100, 127], dtype=dtype)
+
+    check(aten.pow.Tensor_Tensor, x, exponents)
+    check(aten.pow.Tensor_Scalar, x, 100)
+    if dtype.is_signed:
+        check(aten.pow.Tensor_Tensor, x, -exponents)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_erfcx_is_right_where_its_factors_overflow(dtype):
     x = torch.cat([LARGE, SPECIAL]).to(dtype)

@@ -199,18 +199,6 @@ def _binary(
     lowers(*overloads(name, *_FORMS))(_binary_rule(function, dtype_of))
 
 
-def _of_result(ctx: OpContext) -> torch.dtype:
-    return ctx.compute
-
-
-def _of_operands(ctx: OpContext) -> torch.dtype:
-    return ctx.promoted(0, 1)
-
-
-def _as_bool(_ctx: OpContext) -> torch.dtype:
-    return torch.bool
-
-
 def _shift_left(x: Array, y: Array) -> Array:
     inside = (y >= 0) & (y < x.dtype.itemsize * 8)
     return jnp.where(inside, lax.shift_left(x, y), zeros_like(x))
@@ -238,6 +226,23 @@ def _ldexp(x: Array, y: Array) -> Array:
     return lax.mul(x, lax.exp2(y))
 
 
+def _gcd(x: Array, y: Array) -> Array:
+    """Return torch's result, also for the least integer, which has no absolute value."""
+
+    def step(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, b = pair
+        return jnp.where(a == 0, a, lax.rem(b, a)), jnp.where(a == 0, b, a)
+
+    pair = jnp.abs(x), jnp.abs(y)
+    return lax.while_loop(lambda pair: jnp.any(pair[0] != 0), step, pair)[1]
+
+
+def _lcm(x: Array, y: Array) -> Array:
+    divisor = _gcd(x, y)
+    multiple = lax.mul(jnp.abs(x), lax.div(jnp.abs(y), divisor))
+    return jnp.where(divisor == 0, divisor, multiple)
+
+
 def _multiply(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if x.dtype == bool else lax.mul(x, y)
 
@@ -249,23 +254,23 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor,
     "bitwise_left_shift": _shift_left, "bitwise_right_shift": _shift_right,
     "__lshift__": _shift_left, "__rshift__": _shift_right,
-    "gcd": jnp.gcd, "lcm": jnp.lcm, "ldexp": _ldexp, "special_zeta": _zeta,
+    "gcd": _gcd, "lcm": _lcm, "ldexp": _ldexp, "special_zeta": _zeta,
     "igamma": lax.igamma, "igammac": lax.igammac,
 }  # fmt: skip
 for _name, _pair in _BINARY.items():
-    _binary(_name, _pair, _of_result)
+    _binary(_name, _pair, lambda ctx: ctx.compute)
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge,
 }  # fmt: skip
 for _name, _pair in _COMPARISONS.items():
-    _binary(_name, _pair, _of_operands)
+    _binary(_name, _pair, lambda ctx: ctx.promoted(0, 1))
 
 _LOGICAL: dict[str, Callable[[Array, Array], Array]] = {
     "logical_and": lax.bitwise_and, "logical_or": lax.bitwise_or, "logical_xor": lax.bitwise_xor,
 }  # fmt: skip
 for _name, _pair in _LOGICAL.items():
-    _binary(_name, _pair, _as_bool)
+    _binary(_name, _pair, lambda _ctx: torch.bool)
 
 
 def _scaled(ctx: OpContext, x: Array, alpha: Any) -> Array:
@@ -318,14 +323,8 @@ def _divide_floats(x: Array, y: Array, rounding: str | None) -> Array:
     return jnp.where(y == 0, quotient, floor)
 
 
-@lowers("aten.div.Tensor", "aten.div.Scalar")
-def div(ctx: OpContext, x: Any, y: Any) -> Array:
-    x, y = broadcast(*ctx.cast(x, y))
-    return lax.div(x, y)
-
-
-@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
-def div_mode(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None) -> Array:
+@lowers(*overloads("div", "Tensor", "Scalar", "Tensor_mode", "Scalar_mode"))
+def div(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None = None) -> Array:
     x, y = broadcast(*ctx.cast(x, y))
     if rounding_mode == "trunc" and ctx.out.dtype is not ctx.compute:
         # torch rounds the quotient to the half type first.
@@ -349,11 +348,7 @@ def power(ctx: OpContext, x: Any, exponent: Any) -> Array:
     dtype = ctx.compute
     if _is_constant(exponent) and not isinstance(exponent, complex):
         small = _SMALL_POWERS.get(exponent)
-        if (
-            small is not None
-            and (exponent > 0 or not is_integral(dtype))
-            and (exponent == int(exponent) or not is_integral(dtype))
-        ):
+        if small is not None and (exponent >= 1 or not is_integral(dtype)):
             return small(cast(x, dtype))
         if float(exponent).is_integer() and abs(exponent) <= 64 and exponent >= 0:
             return lax.integer_pow(cast(x, dtype), int(exponent))
@@ -365,13 +360,17 @@ def _integer_power(x: Array, y: Array) -> Array:
     """Raise integers to integers; a negative power is 0 but for ones, as in C++."""
     if x.dtype == bool:
         return lax.bitwise_or(x, lax.bitwise_not(y))
-    positive = jnp.power(x, jnp.where(y < 0, zeros_like(y), y))
-    odd = lax.bitwise_and(y, scalar_like(y, 1)) == 1
-    negative = jnp.where(x == 1, scalar_like(x, 1), zeros_like(x))
-    if jnp.issubdtype(x.dtype, jnp.signedinteger):
-        minus_one = jnp.where(odd, scalar_like(x, -1), scalar_like(x, 1))
-        negative = jnp.where(x == -1, minus_one, negative)
-    return jnp.where(y < 0, negative, positive)
+    one = scalar_like(y, 1)
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        found, square, left = state
+        more = jnp.where(lax.bitwise_and(left, one) == one, found * square, found)
+        return more, square * square, lax.shift_right_logical(left, one)
+
+    # A power of 1 or -1 only asks whether the exponent is odd.
+    start = jnp.ones_like(x), x, jnp.where(y < 0, lax.bitwise_and(y, one), y)
+    found, *_ = lax.while_loop(lambda state: jnp.any(state[2] != 0), step, start)
+    return jnp.where((y < 0) & (jnp.abs(x) != 1), zeros_like(x), found)
 
 
 # Three arguments and more.
