@@ -123,10 +123,10 @@ def legend_kinds(
     """Return (colour, name) of what the picture has; marks have a sign in their name."""
     kinds = {
         row: dict.fromkeys(
-            placed.span.kind
+            span.kind
             for each in rows
             if _row_of(each.lane) == row
-            for placed in each.spans
+            for span in each.spans
         )
         for row in ("host", "step", "compile", "transfer", "memory", "device")
     }
@@ -198,15 +198,6 @@ class _Axis:
         return self.pieces[-1][2] + self.pieces[-1][3]
 
 
-class _Placed(NamedTuple):
-    """A span in its place: where it begins, how wide it is, and its kind by colour."""
-
-    x: float
-    width: float
-    kind: str
-    span: Span
-
-
 class _Shape(NamedTuple):
     x: float
     width: float
@@ -225,16 +216,14 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
     """
     if not view.cells:
         return ""
-    axis, grain = _Axis(view.cells), 1.5
-    rows, marks = _rows(view, axis)
+    grain = 1.5
     while True:
-        picture = _draw(view, axis, rows, marks, grain)
+        picture = _draw(view, grain)
         if len(picture) <= MAX_SVG_BYTES or grain > WIDTH:
             break
         grain *= 2
     if is_detailed:
-        packed = _packed(view, axis, rows, marks)
-        picture = picture.replace("<svg ", f'<svg data-spans="{packed}" ', 1)
+        picture = picture.replace("<svg ", f'<svg data-spans="{_packed(view)}" ', 1)
     return picture
 
 
@@ -244,16 +233,15 @@ class _Row(NamedTuple):
     Attributes:
         lane: Its lane.
         y: Where it begins.
-        spans: All of its spans in order of their starts, each part of what a graph break has
-            split by itself.
+        spans: All of its spans, each part of what a graph break has split by itself.
     """
 
     lane: str
     y: float
-    spans: list[_Placed]
+    spans: list[Span]
 
 
-def _rows(view: TimelineView, axis: _Axis) -> tuple[list[_Row], list[Span]]:
+def _rows(view: TimelineView) -> tuple[list[_Row], list[Span]]:
     """Return the rows from the top, and the marks under the steps."""
     found: dict[str, list[Span]] = {lane: [] for lane in view.lanes}
     marks: list[Span] = []
@@ -268,19 +256,14 @@ def _rows(view: TimelineView, axis: _Axis) -> tuple[list[_Row], list[Span]]:
     rows, y = [], float(_AXIS)
     for lane, spans in found.items():
         row = _row_of(lane)
-        shown = _side_by_side(spans) if row == "compile" else spans
-        rows.append(_Row(lane, y, [*_placed(shown, axis)]))
+        rows.append(_Row(lane, y, _side_by_side(spans) if row == "compile" else spans))
         y += _height_of(lane) + _GAP + (_MARKED if lane == "step" else 0)
     return rows, marks
 
 
-def _draw(
-    view: TimelineView,
-    axis: _Axis,
-    rows: Sequence[_Row],
-    marks: Sequence[Span],
-    grain: float,
-) -> str:
+def _draw(view: TimelineView, grain: float) -> str:
+    axis = _Axis(view.cells)
+    rows, marks = _rows(view)
     floor = rows[-1].y + _height_of(rows[-1].lane) + _GAP
     floor += _MARKED * (rows[-1].lane == "step")
     explained, legend_height = legend(legend_kinds(view, rows, marks), floor + 4)
@@ -307,9 +290,9 @@ def _draw(
         parts.append(f'<text class="l" x="0" y="{y + 12:.0f}">{markup(title)}</text>')
         parts.append(f'<g data-row="{markup(name)}">')
         if row == "memory":
-            shapes = _levels(spans, grain)
+            shapes = _levels(spans, axis, grain)
         else:
-            shapes = [*_ground(view, lane, axis), *_shapes(spans, grain)]
+            shapes = [*_ground(view, lane, axis), *_shapes(spans, axis, grain)]
         parts += [_rect(shape, y, row) for shape in shapes]
         parts.append("</g>")
         if lane == "step":
@@ -328,17 +311,18 @@ def _ground(view: TimelineView, lane: str, axis: _Axis) -> list[_Shape]:
     return [_Shape(x, width, "trace", "", title) for _, _, x, width in axis.pieces]
 
 
-def _packed(
-    view: TimelineView, axis: _Axis, rows: Sequence[_Row], marks: Sequence[Span]
-) -> str:
+def _packed(view: TimelineView) -> str:
     """Return all spans and marks as columns, compressed: what a page draws from as it zooms."""
+    axis = _Axis(view.cells)
+    rows, marks = _rows(view)
     titles: dict[str, int] = {}
     columns = []
     for lane, y, spans in rows:
-        row = _row_of(lane)
-        shapes = _ground(view, lane, axis)
-        for x, width, kind, span in spans:
-            shapes.append(_Shape(x, width, kind, "", span_title(span), span.level))
+        row, ground = _row_of(lane), _ground(view, lane, axis)
+        shapes = [*ground]
+        for kind, span in _kinds(spans):
+            x, title = axis(span.start_ns), span_title(span)
+            shapes.append(_Shape(x, axis(span.end_ns) - x, kind, "", title, span.level))
         shapes.sort(key=lambda shape: shape.x)
         boxes = [_box(shape, y, row) for shape in shapes]
         columns.append(
@@ -432,34 +416,33 @@ def _parts(span: Span, cuts: Sequence[int]) -> list[Span]:
     ]
 
 
-def _placed(spans: Iterable[Span], axis: _Axis) -> Iterator[_Placed]:
-    """Yield spans in order of their starts, each in its place; steps in two colours in turn."""
-    runs = 0
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
-        runs += span.kind == "run"
-        kind = "run2" if span.kind == "run" and not runs % 2 else span.kind
-        x = axis(span.start_ns)
-        yield _Placed(x, axis(span.end_ns) - x, kind, span)
-
-
-def _shapes(spans: Iterable[_Placed], grain: float) -> list[_Shape]:
+def _shapes(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
     """Return what is drawn: wide spans each, narrow ones together by place and kind."""
     wide: list[_Shape] = []
     narrow: dict[int, list[tuple[str, Span]]] = {}
-    for x, width, kind, span in spans:
-        if width >= grain:
-            wide.append(_Shape(x, width, kind, span.name, span_title(span)))
+    for kind, span in _kinds(spans):
+        x, end = axis(span.start_ns), axis(span.end_ns)
+        if end - x >= grain:
+            wide.append(_Shape(x, end - x, kind, span.name, span_title(span)))
         else:
             narrow.setdefault(int(x / grain), []).append((kind, span))
     # Small ones go last, or wide ones that began later would hide them.
     return wide + _merged(narrow, grain)
 
 
-def _levels(spans: Iterable[_Placed], grain: float) -> list[_Shape]:
+def _kinds(spans: Iterable[Span]) -> Iterator[tuple[str, Span]]:
+    """Yield spans in order of their starts, with their kinds; steps in two colours in turn."""
+    runs = 0
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        runs += span.kind == "run"
+        yield ("run2" if span.kind == "run" and not runs % 2 else span.kind), span
+
+
+def _levels(spans: Iterable[Span], axis: _Axis, grain: float) -> list[_Shape]:
     """Return a curve as bars: of spans in a column that is too narrow for them, the highest."""
     highest: dict[int, Span] = {}
-    for x, width, _, span in spans:
-        first, last = x / grain, (x + width) / grain
+    for span in spans:
+        first, last = axis(span.start_ns) / grain, axis(span.end_ns) / grain
         for column in range(int(first), max(int(last), int(first) + 1)):
             if column not in highest or highest[column].level < span.level:
                 highest[column] = span
