@@ -48,8 +48,9 @@ def results(graph: Graph) -> dict[int, dict[int, int]]:
     }
     for node, op in enumerate(graph.ops):
         if op in _GETTERS:
-            index = int(graph.attrs[node].rpartition("=")[2])
-            found.setdefault(graph.operands[node][0], {})[index] = node
+            index = graph.attrs[node].rpartition("=")[2]
+            if index.isdecimal():  # a printer of XLA can leave it out
+                found.setdefault(graph.operands[node][0], {})[int(index)] = node
     return found
 
 
