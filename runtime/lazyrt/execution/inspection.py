@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from lazyrt.execution.preview import Look, Summary
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node, Value
+    from lazyrt.jax_compat import Array
     from lazyrt.observe.events import SourceLocation
 
 
@@ -591,7 +592,7 @@ class Inspection(Readable):
 
     def _run_again(
         self, kept: kept_steps.KeptStep, value: Value, site: SourceLocation | None
-    ) -> Any:
+    ) -> Array | None:
         """Return a result by the step's own executable; None where there is no room for it.
 
         The bits are those of then; a program of its ancestors alone may round in another way.
