@@ -135,7 +135,7 @@ def stop_at_nan(*, on: bool = True) -> None:
 
     `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights are
     as before that step, whose values can be explored. It comes with a read of what the step has made, or
-    a quarter of a second later; weights that reach no loss, such as a row of an embedding, end the loop within
+    at the next barrier, after a hundred steps a quarter of a second later; weights that reach no loss, such as a row of an embedding, end the loop within
     a hundred steps or a second, or where they are read. A step that `GradScaler` leaves out ends none. Steps run again for
     the weights of before; graphs and executables stay as they are.
 

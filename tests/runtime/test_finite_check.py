@@ -426,6 +426,7 @@ NEVER = 10**18
 
 def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(finite_check, "_EACH", 0)
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     asked: list[int] = []
     are_finite = finite_check._are_finite
@@ -447,6 +448,7 @@ def test_a_step_that_was_not_asked_is_found_by_the_next_question_or_wait(
     bad_at, most, monkeypatch
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(finite_check, "_EACH", 0)
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", most)
     expected = noisy_training(bad_at, bad_at=None)
     lazyrt.config.stop_at_nan = True
@@ -462,6 +464,7 @@ def test_a_bad_loss_of_a_step_that_was_not_asked_is_found_though_weights_are_fin
     holds, monkeypatch
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(finite_check, "_EACH", 0)
     lazyrt.config.stop_at_nan = True
     losses: list[Any] = []
 
@@ -490,6 +493,7 @@ def test_a_loss_that_is_overwritten_before_the_next_question_counts_as_it_was(
     monkeypatch,
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(finite_check, "_EACH", 0)
 
     def run(*, is_on):
         lazyrt.clear_caches()
