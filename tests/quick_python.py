@@ -54,9 +54,13 @@ def write_kernel(folder: object, environment: dict[str, str] | None = None) -> N
     kernel = f"{folder}/kernels/python3"
     os.makedirs(kernel)  # noqa: PTH103
     words = [*interpreter(environment), "-m", "ipykernel_launcher"]
-    text = {"argv": [*words, "-f", "{connection_file}"], "display_name": "Python 3"}
+    text = {
+        "argv": [*words, "-f", "{connection_file}"],
+        "display_name": "Python 3 (ipykernel)",  # as ipykernel's own
+        "language": "python",
+    }
     with open(f"{kernel}/kernel.json", "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump({**text, "language": "python"}, file)
+        json.dump(text, file)
 
 
 @functools.cache
