@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,7 +195,8 @@ def test_the_beginning_of_a_run_behind_a_windows_end_is_no_run(monkeypatch):
         device_time.Run(0, "m", at, at + 50, spent=Counter(a=50)) for at in (100, 300)
     )
     monkeypatch.setattr(device_time, "read_trace", lambda _trace: [whole, after])
-    window = device_time.Window(None, end_ns=200)
+    trace: Any = None
+    window = device_time.Window(trace, end_ns=200)
 
     found = device_time.device_time([window], [], {}, {}, 1_000)
 

@@ -453,7 +453,7 @@ def test_a_branch_that_only_another_call_site_has_taken_shows_its_own_line():
     found = []
     for name, branches in (("one.py", [True]), ("other.py", [False, True])):
         for is_taken in branches:
-            names = {"x": x, "is_taken": is_taken}
+            names: dict[str, Any] = {"x": x, "is_taken": is_taken}
             by_text("y = x * 2\nif is_taken: y = y - 3", names, name)
             found.append(sites(lazyrt.pending_graph(names["y"])))
             lazyrt.mark_step()
@@ -467,8 +467,9 @@ def test_a_compiled_graph_has_the_lines_of_the_call_site_that_ran_it_last():
         names = {"x": x}
         by_text("y = x.exp()", names, name)
         lazyrt.mark_step()
-        record_of = lazyrt.graph_of_step(live.pending.number - 1)
+    record_of = lazyrt.graph_of_step(live.pending.number - 1)
 
+    assert record_of is not None
     assert sites(record_of.graph) == ["one.py"]
     assert sites(record_of.recorded) == ["other.py"]
 

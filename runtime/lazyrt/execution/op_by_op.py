@@ -317,8 +317,8 @@ def compute(
 # as an input of the step. An op that the CPU refuses, too, is dropped with all that depends on it.
 
 
-def repair(roots: Sequence[Value]) -> bool:
-    """Take the ops that cannot be compiled out of the pending graph; return whether there were any.
+def repair(roots: Sequence[Value]) -> None:
+    """Take the ops that cannot be compiled out of the pending graph.
 
     Args:
         roots: The pending values of all live buffers.
@@ -326,12 +326,9 @@ def repair(roots: Sequence[Value]) -> bool:
     Raises:
         LoweringError: The CPU refuses an op, too. It was dropped; the rest is pending.
     """
-    repaired = False
     while (node := _first_unlowerable(roots)) is not None:
         new = _replace(node, roots)
         roots = [new.get(root, root) for root in roots]
-        repaired = True
-    return repaired
 
 
 def _first_unlowerable(roots: Sequence[Value]) -> Node | None:
