@@ -249,20 +249,23 @@ class Profile(Displayed):
     @cached_property
     def _device(self) -> device.DeviceTime:
         self._require_end()
+        noted = [(event, now, type(event).__name__) for event, now, _ in self._noted]
         if self._windows.fault:
-            found = device.untraced_time(self._of_kind("ExecuteFinished"))
+            found = device.untraced_time(
+                [
+                    (event, now)
+                    for event, now, kind in noted
+                    if kind == "ExecuteFinished"
+                ]
+            )
         else:
-            launches = [event for event, _ in self._of_kind("ExecuteStarted")]
+            launches = [event for event, _, kind in noted if kind == "ExecuteStarted"]
             programs, ends = _programs(launches), device.ends_of(self._noted)
             found = device.device_time(
                 self._windows.windows, launches, programs, ends, self.end_ns
             )
         found.busy = [*within(found.busy, self.start_ns, self.end_ns)]
         return found
-
-    def _of_kind(self, kind: str) -> list[tuple[Any, int]]:
-        """Return the events of a kind, each with when it came."""
-        return [(e, now) for e, now, _ in self._noted if type(e).__name__ == kind]
 
     @cached_property
     def steps(self) -> tuple[host.StepTime, ...]:
