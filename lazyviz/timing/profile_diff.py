@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from lazyviz.render.html import TIMELINE_CLASS
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.shell.displayed import Displayed
+from lazyviz.timing.advice import spread_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -144,7 +144,8 @@ class ProfileDiff(Displayed):
             return ""
         predicted, took = before.predicted_ns(every), after.period_ns / every
         varies = max(
-            _quartiles_ns(self._before.steps), _quartiles_ns(self._after.steps)
+            spread_ns([each.end_ns for each in _own_steps(profile.steps)])
+            for profile in (self._before, self._after)
         )
         said = (
             f"The read at {before.at}, in one of {every} steps instead of each: the earlier profile "
@@ -233,16 +234,6 @@ class ProfileDiff(Displayed):
 def _own_steps(steps: Sequence[StepTime]) -> Sequence[StepTime]:
     """Return the steps that the program ends itself; all if only reads end them."""
     return [each for each in steps if not each.cause.startswith("read")] or steps
-
-
-def _quartiles_ns(steps: Sequence[StepTime]) -> float:
-    """Return how far the quartiles of the times between the ends of steps lie apart."""
-    ends = [each.end_ns for each in _own_steps(steps)]
-    if len(ends) < 3:  # noqa: PLR2004
-        return 0.0
-    times = [end - start for start, end in itertools.pairwise(ends)]
-    low, _, high = statistics.quantiles(times, n=4)
-    return high - low
 
 
 def _moved(

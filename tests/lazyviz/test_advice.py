@@ -213,6 +213,19 @@ def test_reads_in_each_step_are_told_with_what_fewer_would_bring():
     assert "every 10: 64 ms, every 100: 60 ms" in found.sentence
 
 
+def test_what_fewer_reads_bring_is_unknown_where_steps_vary_by_more():
+    moments = (100, 150, 250, 300, 400, 450, 550)
+    noted = [each for now in moments for each in read(now, 29)]
+
+    (found,) = advice.read_times(noted, ME, lambda start, end: (end - start) // 10)
+
+    assert found.period_ns - found.predicted_ns(10) == pytest.approx(27 * MS)
+    assert found.spread_ns == 50 * MS
+    assert found.sentence.endswith(
+        "What fewer reads bring is unknown: steps vary by 50 ms (between quartiles), which is more."
+    )
+
+
 def test_a_read_that_waits_for_a_busy_device_costs_little_and_is_not_told():
     noted = [each for k in range(1, 5) for each in read(100 * k, 89)]
 

@@ -129,6 +129,7 @@ def looped(*lengths, reads):
         period_ns=sum(lengths) * MS / reads,
         waited_ns=10 * MS,
         device_ns=10 * MS,
+        spread_ns=0,
     )
     return Known(found, reads=(read,))
 
