@@ -112,7 +112,7 @@ def split(graph: Graph, callees: Callees) -> Graph:
     new = {}
     for whole, nodes in results(graph).items():
         found, reads = entries(graph, whole, callees), graph.operands[whole]
-        for index, node in nodes.items() if found else ():
+        for index, node in nodes.items() if len(found) > max(nodes) else ():
             label = Label(graph.ops[whole], graph.types[node], str(found[index].key))
             new[node] = label, tuple(reads[k] for k in found[index].slots)
     return graph.relabelled(new)
@@ -145,7 +145,7 @@ def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, 
             if _LISTS not in b.ops[whole] or len({each.key for each in own}) > 1:
                 continue
             target, label = own, b.label(whole)
-        elif not own or len(reads) != len(a.operands[partner]):
+        elif len(own) <= max(nodes) or len(reads) != len(a.operands[partner]):
             continue
         for place, k in enumerate(order):
             for slot, other in zip(target[place].slots, own[k].slots, strict=True):

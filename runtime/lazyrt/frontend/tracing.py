@@ -7,8 +7,10 @@ While pauses are watched, each op notes when it ended.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import itertools
+import queue
 import sys
 import threading
 import time
@@ -202,8 +204,8 @@ class PauseWatch(Closing):
         self._unknown: set[tuple[SourceLocation, ...]] = set()
         self._closed = False
         self._credit = float(_CREDIT)
-        self._asleep = threading.Lock()  # whoever releases it wakes the one who looks
-        self._asleep.acquire()
+        # A queue, not an event: a finaliser may wake the thread while it is being woken.
+        self._alarm = queue.SimpleQueue[None]()
         with lock:
             _watch(self)
         sampler = threading.Thread(
@@ -220,7 +222,7 @@ class PauseWatch(Closing):
             now = time.perf_counter_ns()
             if now - events.op_clock[0] >= MIN_PAUSE_NS:
                 self._told(events.op_clock[0], now, ())
-            self._wake()
+            self._alarm.put(None)
             _unwatch(self)
 
     def ended(self, start: int, end: int, *, is_recording: bool = False) -> None:
@@ -246,17 +248,14 @@ class PauseWatch(Closing):
         elif not is_recording and len(self._unknown) < _MAX_UNKNOWN:
             self._unknown.add(after)
             if self._credit >= 1:
-                self._wake()
+                self._alarm.put(None)
         self._tell(Pause(start, end, tuple(samples), after, is_recording))
-
-    def _wake(self) -> None:
-        if self._asleep.locked():
-            self._asleep.release()
 
     def _sample(self) -> None:
         clock, pause, seldom = events.op_clock, _OFTEN_S, _SELDOM_S
         while not self._closed:
-            self._asleep.acquire(timeout=pause)
+            with contextlib.suppress(queue.Empty):
+                self._alarm.get(timeout=pause)
             last = clock[0]
             quiet = time.perf_counter_ns() - last
             if quiet > _QUIET_NS and last != clock[2]:
