@@ -40,7 +40,7 @@ from lazyviz.draw.panel import (
 )
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
-from lazyviz.render.html import folded, image, markup, page_html, pre
+from lazyviz.render.html import folded, image, markup, page_html, pre, prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -101,7 +101,7 @@ def overview_html(
         left_out: How many changed nodes are not drawn.
     """
     first, *others = summary(found)
-    remarks = "".join(f"<li>{markup(line)}</li>" for line in others)
+    remarks = "".join(f"<li>{prose(line)}</li>" for line in others)
     listed: dict[bool, list[str]] = {True: [], False: []}
     kinds: dict[tuple[bool, str], list[int]] = {}
     for k, (each, begins) in enumerate(zip(places, begun, strict=False)):
@@ -114,7 +114,7 @@ def overview_html(
         many = f", {count:,} such places" if count > 1 else ""
         place = button_html(f"{said}{many}", kind="place", level=levels[0])
         listed[begins].append(f"<li>{place}</li>")
-    parts = [heading_html(title), f"<p>{markup(first)}</p>"]
+    parts = [heading_html(title), f"<p>{prose(first)}</p>"]
     if remarks:
         parts.append(f"<ul>{remarks}</ul>")
     if listed[True]:
@@ -173,7 +173,7 @@ def node_html(
         (facts[0][0], _both([fact for _, fact in facts]))
         for facts in zip(*told, strict=True)
     ]
-    rows.append(("changed", markup(changed)))
+    rows.append(("changed", prose(changed)))
     number = here.number(here.node)
     buttons = [
         near_button(number),

@@ -202,7 +202,7 @@ class Shown:
         told = [f"{each.step}: {each.reason}" for each in self.compiled[:_MAX_MARKS]]
         more = len(self.compiled) - _MAX_MARKS
         rest = f"; and {more:,} more" if more > 0 else ""
-        return f"compiled at step {'; '.join(told)}{rest}".replace("`", "")
+        return f"compiled at step {'; '.join(told)}{rest}"
 
     def _text(self) -> str:
         width = max(map(len, self.points))
