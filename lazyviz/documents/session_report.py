@@ -554,7 +554,7 @@ def summary(facts: Facts) -> str:
         text.plural(len(facts.steps), "step"),
         text.plural(len(facts.graphs), "compiled graph"),
     ]
-    kept = "with their source" if facts.source else "without their source"
+    kept = "with source" if facts.source else "without source"
     return f"{parts[0]} {kept}, {parts[1]}, {parts[2]}, no tensor's value"
 
 

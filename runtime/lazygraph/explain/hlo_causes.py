@@ -50,6 +50,8 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     claimed = gone.nodes, new.nodes
     said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
     said += [*_inputs(found, claimed), *_placement(found), *_embedded(found)]
+    if found.causes:  # what the ops alone suggest is no reason beside them
+        return [*found.causes, *said, *_outputs(found, claimed)][:_MAX_SENTENCES]
     said += [*_constants(found), *_outputs(found, claimed)]
     claimed = claimed[0] | ends[0], claimed[1] | ends[1]
     said += _ops(found)
