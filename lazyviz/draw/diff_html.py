@@ -40,7 +40,7 @@ from lazyviz.draw.panel import (
 )
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
-from lazyviz.render.html import folded, image, markup, page_html, pre, prose
+from lazyviz.render.html import folded, image, markup, page_html, pre, prose, sentences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -101,7 +101,6 @@ def overview_html(
         left_out: How many changed nodes are not drawn.
     """
     first, *others = summary(found)
-    remarks = "".join(f"<li>{prose(line)}</li>" for line in others)
     listed: dict[bool, list[str]] = {True: [], False: []}
     kinds: dict[tuple[bool, str], list[int]] = {}
     for k, (each, begins) in enumerate(zip(places, begun, strict=False)):
@@ -114,9 +113,7 @@ def overview_html(
         many = f", {count:,} such places" if count > 1 else ""
         place = button_html(f"{said}{many}", kind="place", level=levels[0])
         listed[begins].append(f"<li>{place}</li>")
-    parts = [heading_html(title), f"<p>{prose(first)}</p>"]
-    if remarks:
-        parts.append(f"<ul>{remarks}</ul>")
+    parts = [heading_html(title), f"<p>{prose(first)}</p>", sentences(others)]
     if listed[True]:
         own = "".join(listed[True])
         parts.append(f"<p><b>Where they differ</b></p><ul>{own}</ul>")

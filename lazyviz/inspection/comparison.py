@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazygraph import ValueTrace
-    from lazygraph.diff import GraphDiff
-    from lazygraph.graph import Graph
     from lazyviz.draw.diff import Side, Spot
     from lazyviz.draw.model import Change
     from lazyviz.inspection.programs import Form, HloProgram
@@ -583,8 +581,7 @@ def last_two(runtime: ModuleType) -> tuple[int, int] | None:
     for k in range(len(records) - 1, 0, -1):
         record = records[k]
         other = by_name.get(getattr(record.explanation, "against", ""))
-        closest = nearest(record, records[:k]) if other is None else None
-        if closest is not None:
+        if other is None and (closest := nearest(record, records[:k])):
             other = closest[0]
         if other is not None and other.first_step < record.first_step:
             last = runtime.graph_of_step(other.last_step)

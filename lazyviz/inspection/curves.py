@@ -55,14 +55,6 @@ class _Waiting(NamedTuple):
     cell: int
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A step whose graph had to be compiled."""
-
-    step: int
-    reason: str
-
-
 @dataclass(slots=True)
 class Curves:
     """What a session tracks, by name, with step time and memory beside it.
@@ -156,9 +148,7 @@ class Curves:
         steps = [point.step for points in found.values() for point in points]
         first, last = min(steps), max(steps)
         compiled = tuple(
-            Compiled(row.step, row.reason)
-            for row in rows
-            if row.reason and first <= row.step <= last
+            row for row in rows if row.reason and first <= row.step <= last
         )
         return Shown({name: tuple(found[name]) for name in order}, compiled)
 
@@ -173,7 +163,7 @@ class Shown:
     """
 
     points: Mapping[str, tuple[Point, ...]]
-    compiled: tuple[Compiled, ...] = ()
+    compiled: tuple[StepRow, ...] = ()
 
     @property
     def span(self) -> tuple[int, int]:

@@ -206,7 +206,7 @@ def _has_own_ops(side: Side) -> bool:
     return any(not side[k].is_leaf for k in side.unmatched)
 
 
-@cause(
+cause(
     "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
     fix="{fix}",
     more=lambda c, claims: {
@@ -214,9 +214,7 @@ def _has_own_ops(side: Side) -> bool:
         "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
         "fix": "" if _has_own_ops(c.a if claims[0].fact.is_new else c.b) else _CELL_FIX,
     },
-)  # fmt: skip
-def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return True
+)(_always)  # fmt: skip
 
 
 cause(
