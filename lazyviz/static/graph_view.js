@@ -118,8 +118,7 @@ function panAndZoom(host, chart) {
       box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
       steered = true; inside(); set();
     },
-    // Bring several boxes into view together, as large as they fit, the first of those that do not and stay legible; nothing
-    // moves if they are there already.
+    // Bring several boxes into view, legibly from the first on where not all fit; nothing moves if they are there already.
     frame(targets) {
       const h = host.getBoundingClientRect(), rects = targets.map((each) => each.getBoundingClientRect());
       if (!svg || !h.width || !rects.length || rects.every((r) => r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom)) return;

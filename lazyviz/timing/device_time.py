@@ -285,10 +285,9 @@ class Program:
         self, text: str, nodes: Sequence[Node] = (), named_after: Sequence[Node] = ()
     ) -> None:
         self.text = text
-        header = _HEADER.match(text)
-        self._module = header[1] if header is not None else ""
+        self._module = header[1] if (header := _HEADER.match(text)) else ""
         self._origins = _by_label(nodes, named_after)
-        sites = [node.provenance.site for node in (*named_after, *nodes)]
+        sites = (node.provenance.site for node in (*named_after, *nodes))
         self._cells = {site.file: site.cell for site in sites if site is not None}
         self._found: dict[str, tuple[Graph, int]] = {}
         self.shares = functools.cache(self._shares)
