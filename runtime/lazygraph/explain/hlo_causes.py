@@ -305,7 +305,7 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     ]
     resized = (y for x, y in found.changed if a.types[x] != b.types[y])
     follow = sum(b.ops[y] not in TUPLES for y in resized) - len(changed)
-    for x, y in changed[:1]:
+    for x, y in [] if found.causes else changed[:1]:
         others = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
         depend = "depends" if follow == 1 else "depend"
         more = f"; {plural(follow, 'op')} {depend} on it" if follow > 0 else ""
