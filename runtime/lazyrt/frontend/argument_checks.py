@@ -109,7 +109,7 @@ def _like_the_cpu(run: Callable[..., object]) -> Callable[..., None]:
         except MemoryError:
             return
         with plain_dispatch():
-            said = refusal(lambda: run(*blanks, **keywords))
+            said = refusal(lambda: run(*blanks, **keywords), NotImplementedError)
         if said is not None:
             raise said
 
@@ -150,10 +150,23 @@ def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Any,
-    stride: Any,
+    stride: Sequence[int],
     padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,  # noqa: FBT001 - as the schema has it
+    output_padding: Sequence[int],
     *_: object,
 ) -> None:
+    _require(
+        not transposed
+        or all(
+            0 <= extra < max(steps)
+            for extra, *steps in zip(output_padding, stride, dilation, strict=False)
+        ),
+        "output padding must be smaller than either stride or dilation, and not negative: a "
+        f"transposed convolution got {list(output_padding)}, with stride {list(stride)} and "
+        f"dilation {list(dilation)}. Choose a smaller one, or a larger stride.",
+    )
     _require(
         min(padding, default=0) >= 0,
         f"negative padding is not supported: a convolution got {list(padding)}. Padding adds "
@@ -172,6 +185,12 @@ def _has_kernel(
     """Leave a dtype to the CPU that it has no kernel for: it says so."""
     if not x.is_floating_point() and x.dtype not in also:
         raise NotImplementedError(f"the CPU has no kernel for {x.dtype}")
+
+
+def _ordered(x: Tensor, *_: object, **__: object) -> None:
+    """Leave complex numbers, which have no order, to the CPU: it says so."""
+    if x.is_complex():
+        raise NotImplementedError(f"numbers of {x.dtype} have no order")
 
 
 _COMPLEX = (torch.complex64, torch.complex128)
@@ -209,14 +228,6 @@ def _embedding(weight: Tensor, *_: object, **__: object) -> None:
         weight.dim() == 2,  # noqa: PLR2004
         f"'weight' must be 2-D: embedding got one of {weight.dim()} dimensions. Its rows are the "
         "vectors. Reshape it to [count, size].",
-    )
-
-
-def _fractional(x: Tensor, _kernel: Any, _size: Any, samples: Tensor) -> None:
-    _require(
-        samples.dtype is x.dtype,
-        "Expect _random_samples to have the same dtype as input: fractional pooling of "
-        f"{x.dtype} got samples of {samples.dtype}. Convert them with `.to(x.dtype)`.",
     )
 
 
@@ -301,7 +312,14 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.randperm.generator": _randperm,
     "aten.cat.default": _cat,
     "aten.embedding.default": _embedding,
-    "aten.fractional_max_pool3d.default": _fractional,
+    **{
+        str(func): _ordered
+        for func in (
+            aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default,
+            aten.mode.default, aten.median.default, aten.nanmedian.default, aten.max.dim,
+            aten.min.dim, aten.argmax.default, aten.argmin.default, aten.nansum.default,
+        )
+    },
     **{
         str(func): _like_the_cpu(func)
         for func in (
@@ -311,6 +329,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
             aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default,
             aten._histogramdd_from_bin_tensors.default, aten.bucketize.Tensor,
             aten.bucketize.Scalar, aten.narrow_copy.default, aten.as_strided_scatter.default,
+            aten.fractional_max_pool3d.default,
         )
     },
 }  # fmt: skip
