@@ -109,7 +109,7 @@ def _like_the_cpu(run: Callable[..., object]) -> Callable[..., None]:
         except MemoryError:
             return
         with plain_dispatch():
-            said = refusal(lambda: run(*blanks, **keywords), NotImplementedError)
+            said = refusal(lambda: run(*blanks, **keywords))
         if said is not None:
             raise said
 
@@ -185,12 +185,6 @@ def _has_kernel(
     """Leave a dtype to the CPU that it has no kernel for: it says so."""
     if not x.is_floating_point() and x.dtype not in also:
         raise NotImplementedError(f"the CPU has no kernel for {x.dtype}")
-
-
-def _ordered(x: Tensor, *_: object, **__: object) -> None:
-    """Leave complex numbers, which have no order, to the CPU: it says so."""
-    if x.is_complex():
-        raise NotImplementedError(f"numbers of {x.dtype} have no order")
 
 
 _COMPLEX = (torch.complex64, torch.complex128)
@@ -313,14 +307,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.cat.default": _cat,
     "aten.embedding.default": _embedding,
     **{
-        str(func): _ordered
-        for func in (
-            aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default,
-            aten.mode.default, aten.median.default, aten.nanmedian.default, aten.max.dim,
-            aten.min.dim, aten.argmax.default, aten.argmin.default, aten.nansum.default,
-        )
-    },
-    **{
         str(func): _like_the_cpu(func)
         for func in (
             aten.max.default, aten.min.default, aten.median.dim, aten.nanmedian.dim,
@@ -335,12 +321,26 @@ _CHECKS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
+# Ops that complex numbers, which have no order, are left to the CPU for: it says so.
+_ORDERED = {
+    str(func) for func in (
+        aten.max.default, aten.max.dim, aten.min.default, aten.min.dim, aten.amax.default,
+        aten.amin.default, aten.aminmax.default, aten.argmax.default, aten.argmin.default,
+        aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default,
+        aten.mode.default, aten.median.default, aten.median.dim, aten.nanmedian.default,
+        aten.nanmedian.dim, aten.nansum.default,
+    )
+}  # fmt: skip
+
+
 def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
     """Raise what the CPU raises for a wrong call of the op `name`.
 
     Raises:
         RuntimeError: The call is wrong; says why.
     """
+    if name in _ORDERED and positional[0].is_complex():
+        raise NotImplementedError(f"numbers of {positional[0].dtype} have no order")
     checked = _CHECKS.get(name)
     if checked is not None:
         checked(*positional, **keywords)
