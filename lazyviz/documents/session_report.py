@@ -554,8 +554,8 @@ def summary(facts: Facts) -> str:
         text.plural(len(facts.steps), "step"),
         text.plural(len(facts.graphs), "compiled graph"),
     ]
-    kept = "with their source" if facts.source else "without their source"
-    return f"{parts[0]} {kept}, {parts[1]}, {parts[2]}, no tensor's value"
+    parts[0] += " with source" if facts.source else " without source"
+    return f"{', '.join(parts)}, no tensor's value"
 
 
 def _introduction(facts: Facts) -> str:

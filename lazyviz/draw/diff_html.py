@@ -40,7 +40,7 @@ from lazyviz.draw.panel import (
 )
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
-from lazyviz.render.html import folded, image, markup, page_html, pre
+from lazyviz.render.html import folded, image, markup, page_html, pre, prose, sentences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -101,22 +101,18 @@ def overview_html(
         left_out: How many changed nodes are not drawn.
     """
     first, *others = summary(found)
-    remarks = "".join(f"<li>{markup(line)}</li>" for line in others)
     listed: dict[bool, list[str]] = {True: [], False: []}
     kinds: dict[tuple[bool, str], list[int]] = {}
     for k, (each, begins) in enumerate(zip(places, begun, strict=False)):
         said = heading(replace(each, hunks=each.hunks[:1])).removeprefix("@@ ")
-        kinds.setdefault((begins, said.removeprefix("(no scope)").strip()), []).append(
-            k
-        )
+        kind = begins, said.removeprefix("(no scope)").strip()
+        kinds.setdefault(kind, []).append(k)
     for (begins, said), levels in [*kinds.items()][:_MAX_PLACES]:
         count = sum(len(places[k].hunks) for k in levels)
         many = f", {count:,} such places" if count > 1 else ""
         place = button_html(f"{said}{many}", kind="place", level=levels[0])
         listed[begins].append(f"<li>{place}</li>")
-    parts = [heading_html(title), f"<p>{markup(first)}</p>"]
-    if remarks:
-        parts.append(f"<ul>{remarks}</ul>")
+    parts = [heading_html(title), f"<p>{prose(first)}</p>", sentences(others)]
     if listed[True]:
         own = "".join(listed[True])
         parts.append(f"<p><b>Where they differ</b></p><ul>{own}</ul>")
@@ -173,7 +169,7 @@ def node_html(
         (facts[0][0], _both([fact for _, fact in facts]))
         for facts in zip(*told, strict=True)
     ]
-    rows.append(("changed", markup(changed)))
+    rows.append(("changed", prose(changed)))
     number = here.number(here.node)
     buttons = [
         near_button(number),

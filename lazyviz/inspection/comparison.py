@@ -41,6 +41,7 @@ from lazyviz.inspection.protocol import (
 from lazyviz.inspection.subjects import (
     graph_to_compare,
     is_step_name,
+    step_number,
     subject_of,
     target_of,
 )
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazygraph import ValueTrace
-    from lazygraph.diff import GraphDiff
-    from lazygraph.graph import Graph
     from lazyviz.draw.diff import Side, Spot
     from lazyviz.draw.model import Change
     from lazyviz.inspection.programs import Form, HloProgram
@@ -315,6 +314,7 @@ class Forms:
     def __init__(self, a: Any, b: Any) -> None:
         self._subjects = subject_of(a), subject_of(b)
         self._graphs = graph_to_compare(a), graph_to_compare(b)
+        self._causes = _known_causes(a, b)
         self.chosen: Form = "ir"
 
     @property
@@ -348,7 +348,21 @@ class Forms:
             for graph, ir in zip(graphs, self._graphs, strict=True):
                 graph.name, graph.optimizer = ir.name, ir.optimizer
         self.chosen = form
-        return graph_diff(*graphs)
+        found = graph_diff(*graphs)
+        found.causes = self._causes if form == "ir" else ()
+        return found
+
+
+def _known_causes(a: Any, b: Any) -> list[str]:
+    """Return why the second step was compiled, if that was found against the graph of the first."""
+    runtime = session.runtime()
+    if runtime is None or not (is_step_name(a) and is_step_name(b)):
+        return []
+    one, other = (runtime.graph_of_step(step_number(runtime, name)) for name in (a, b))
+    told = other.explanation if one and other else None
+    return (
+        [each.text for each in told.causes] if told and told.against == one.name else []
+    )
 
 
 class DiffView(Displayed):
@@ -567,8 +581,7 @@ def last_two(runtime: ModuleType) -> tuple[int, int] | None:
     for k in range(len(records) - 1, 0, -1):
         record = records[k]
         other = by_name.get(getattr(record.explanation, "against", ""))
-        closest = nearest(record, records[:k]) if other is None else None
-        if closest is not None:
+        if other is None and (closest := nearest(record, records[:k])):
             other = closest[0]
         if other is not None and other.first_step < record.first_step:
             last = runtime.graph_of_step(other.last_step)

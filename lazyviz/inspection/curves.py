@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.doc import Doc, Drawn, Note, Part
+from lazyviz.doc import Doc, Drawn, Note
 from lazyviz.draw.palette import PHASE_COLOURS
 from lazyviz.render import html, text
 from lazyviz.render.html import markup
@@ -53,14 +53,6 @@ class _Waiting(NamedTuple):
     name: str
     tracked: Tracked
     cell: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A step whose graph had to be compiled."""
-
-    step: int
-    reason: str
 
 
 @dataclass(slots=True)
@@ -155,11 +147,7 @@ class Curves:
         order = [*own, *(name for name in (STEP_TIME, MEMORY) if name in found)]
         steps = [point.step for points in found.values() for point in points]
         first, last = min(steps), max(steps)
-        compiled = tuple(
-            Compiled(row.step, row.reason)
-            for row in rows
-            if row.reason and first <= row.step <= last
-        )
+        compiled = tuple(r for r in rows if r.reason and first <= r.step <= last)
         return Shown({name: tuple(found[name]) for name in order}, compiled)
 
 
@@ -173,7 +161,7 @@ class Shown:
     """
 
     points: Mapping[str, tuple[Point, ...]]
-    compiled: tuple[Compiled, ...] = ()
+    compiled: tuple[StepRow, ...] = ()
 
     @property
     def span(self) -> tuple[int, int]:
@@ -192,9 +180,8 @@ class Shown:
 
     def doc(self) -> Doc:
         """Return the curves, one below the other, and which steps were compiled."""
-        parts: list[Part] = [Drawn(self._text(), self._html)]
-        words = self._compiled_words()
-        return Doc([*parts, *([Note(words)] if words else [])])
+        words, shown = self._compiled_words(), Drawn(self._text(), self._html)
+        return Doc([shown, *([Note(words)] if words else [])])
 
     def _compiled_words(self) -> str:
         if not self.compiled:
@@ -202,7 +189,7 @@ class Shown:
         told = [f"{each.step}: {each.reason}" for each in self.compiled[:_MAX_MARKS]]
         more = len(self.compiled) - _MAX_MARKS
         rest = f"; and {more:,} more" if more > 0 else ""
-        return f"compiled at step {'; '.join(told)}{rest}".replace("`", "")
+        return f"compiled at step {'; '.join(told)}{rest}"
 
     def _text(self) -> str:
         width = max(map(len, self.points))

@@ -378,7 +378,7 @@ def _shares(estimates: dict[int, float]) -> Amounts:
     return Amounts(
         title="time, estimated from FLOPs and bytes, not measured",
         nodes=estimates,
-        words=lambda amount: f"{amount / total:.1%} of all",
+        words=lambda amount: f"{text.share(amount, total)} of all",
     )
 
 

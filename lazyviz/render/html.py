@@ -108,7 +108,7 @@ def sentences(lines: Sequence[str]) -> str:
     """Return some sentences as a list; what each is about, up to its colon, stands out."""
     parts = (line.partition(": ") for line in lines)
     items = "".join(
-        f"<li><b>{markup(head)}:</b> {prose(rest)}</li>"
+        f"<li><b>{prose(head)}:</b> {prose(rest)}</li>"
         if colon
         else f"<li>{prose(head)}</li>"
         for head, colon, rest in parts
@@ -125,8 +125,8 @@ def advice(label: str, words: str) -> str:
 
 
 def muted(line: str) -> str:
-    """Return one quiet line."""
-    return f'<div style="{FONT};opacity:.75">{markup(line)}</div>'
+    """Return one quiet line, with what stands in backticks as code."""
+    return f'<div style="{FONT};opacity:.75">{prose(line)}</div>'
 
 
 def pre(listing: str) -> str:

@@ -9,7 +9,7 @@ from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part, Points, Showable
 from lazyviz.draw import svg
 from lazyviz.draw.palette import PHASE_COLOURS, PHASES
 from lazyviz.render import html, text
-from lazyviz.render.html import Fragment, markup, one_line
+from lazyviz.render.html import Fragment, markup, one_line, prose
 from lazyviz.render.notes import frame_text, is_check
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ def _headline(strip: Strip) -> str:
     more = f"1 of {len(found)}: " if len(found) > 1 else ""
     style = "display:block;opacity:.75;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
     # A viewer that takes styles out would run both lines into one.
-    return f'<br><span style="{style}">{more}{markup(found[0])}</span>'
+    return f'<br><span style="{style}">{more}{prose(found[0])}</span>'
 
 
 def _line_html(strip: Strip) -> str:

@@ -22,8 +22,9 @@ function safe(markup, type = "text/html") {
     const name = each.localName.toLowerCase();
     for (const child of each.childNodes) if (child.nodeType === 3 && !each.closest("pre,style")) child.data = brief(child.data);
     if (isHtml ? HARMFUL.has(name) : !DRAWN.has(name)) { each.remove(); continue; }
+    const own = isHtml && name === "img" ? /^data:image\/(png|svg\+xml)[;,]/ : /^(data:image\/png|#)/; // an image runs and loads nothing
     for (const { name, value } of [...each.attributes]) {
-      const elsewhere = /^(href|src|srcset|action|formaction|xlink:href)$/i.test(name) && !/^(data:image\/png|#)/.test(value);
+      const elsewhere = /^(href|src|srcset|action|formaction|xlink:href)$/i.test(name) && !own.test(value);
       const loads = name === "style" && /url\(|image\(|@/i.test(value);
       if (/^on/i.test(name) || elsewhere || loads) each.removeAttribute(name);
     }

@@ -118,14 +118,15 @@ function panAndZoom(host, chart) {
       box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
       steered = true; inside(); set();
     },
-    // Bring several boxes into view together, as large as they fit; nothing moves if they are there already.
+    // Bring several boxes into view, legibly from the first on where not all fit; nothing moves if they are there already.
     frame(targets) {
       const h = host.getBoundingClientRect(), rects = targets.map((each) => each.getBoundingClientRect());
       if (!svg || !h.width || !rects.length || rects.every((r) => r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom)) return;
       const b = targets.map((each) => each.getBBox()), x = Math.min(...b.map((r) => r.x)) - 10, y = Math.min(...b.map((r) => r.y)) - 10;
       const w = Math.max(...b.map((r) => r.x + r.width)) + 10 - x, high = Math.max(...b.map((r) => r.y + r.height)) + 10 - y;
-      const k = Math.max(1, w / h.width, high / h.height);
-      box = [x + (w - h.width * k) / 2, y + (high - h.height * k) / 2, h.width * k, h.height * k];
+      const k = Math.min(Math.max(1, w / h.width, high / h.height), 1 / SMALLEST);
+      const at = (from, span, seen, middle) => span <= seen ? from + (span - seen) / 2 : Math.min(Math.max(middle - seen / 2, from), from + span - seen);
+      box = [at(x, w, h.width * k, b[0].x + b[0].width / 2), at(y, high, h.height * k, b[0].y + b[0].height / 2), h.width * k, h.height * k];
       steered = true; inside(); set();
     },
     key(key) {

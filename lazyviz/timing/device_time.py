@@ -285,9 +285,10 @@ class Program:
         self, text: str, nodes: Sequence[Node] = (), named_after: Sequence[Node] = ()
     ) -> None:
         self.text = text
-        header = _HEADER.match(text)
-        self._module = header[1] if header is not None else ""
+        self._module = header[1] if (header := _HEADER.match(text)) else ""
         self._origins = _by_label(nodes, named_after)
+        sites = (node.provenance.site for node in (*named_after, *nodes))
+        self._cells = {site.file: site.cell for site in sites if site is not None}
         self._found: dict[str, tuple[Graph, int]] = {}
         self.shares = functools.cache(self._shares)
         self.operations = functools.cache(self._operations)
@@ -398,7 +399,8 @@ class Program:
             return {}
         of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
         op = origin.op_name.removesuffix(_BACKWARD)
-        return {Place(site[1], int(site[2]), None, origin.scope, op, of): 1.0}
+        cell = self._cells.get(site[1])
+        return {Place(site[1], int(site[2]), cell, origin.scope, op, of): 1.0}
 
     def _operations(self, name: str) -> dict[Place, float]:
         """Return the floating-point operations of an instruction by place."""

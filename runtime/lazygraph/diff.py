@@ -485,6 +485,7 @@ class GraphDiff:
         partner_a: For each node of a its partner in b, -1 if it was removed.
         partner_b: For each node of b its partner in a, -1 if it was added.
         reordered: How many ops on lists have the entries in another order, which is no difference.
+        causes: Why they differ, where a caller knows more of it than the graphs say.
     """
 
     a: Graph
@@ -494,6 +495,7 @@ class GraphDiff:
     # The only pairs that may be rewired; None where that is not known.
     _suspects: list[tuple[int, int]] | None = None
     reordered: int = 0
+    causes: Sequence[str] = ()
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:

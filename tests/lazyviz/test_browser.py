@@ -287,4 +287,5 @@ def test_a_strip_has_a_button_that_profiles_the_next_step(page):
     assert "profile of" in shown.inner_text()
     assert "1 step" in shown.inner_text()
     assert "cell 3 line 3" in shown.inner_text()
+    assert shown.locator("img").first.evaluate("picture => picture.naturalWidth") > 0
     screenshot(cell, "strip-capture")

@@ -129,6 +129,16 @@ def test_gradients_that_are_computed_are_measured_beside_the_program(lab):
     assert not lazyrt.status().pending_ops
 
 
+def test_a_loss_is_of_the_step_that_computed_it_though_the_next_has_begun(lab):
+    begun = "pass\n    ahead = torch.ones(2, device='lazyrt') + 1\n    lazyviz.track(loss=loss)"
+    run_loop(lab, begun)
+
+    last = lazyrt.status().last_barrier.step
+    assert [point.step for point in points_of(lab, "loss")] == [
+        *range(last - 5, last + 1)
+    ]
+
+
 def test_the_strip_has_the_curves_of_its_cell(lab):
     run_loop(lab, TRACK)
     strip = lab.display_pub.outputs[-1]["data"]

@@ -454,7 +454,7 @@ def test_every_shade_of_an_overlay_has_words():
 
     assert painted.boxes[0].note == "5 bytes"
     assert [words for _, words in painted.legend] == [
-        "<b>", "< 1 %", "< 5 %", "< 20 %", "< 50 %", "≥ 50 %", "of 5 bytes",
+        "<b>", "< 1 %", "< 5 %", "< 20 %", "< 50 %", "≥ 50 %", "of the largest, 5 bytes",
     ]  # fmt: skip
     assert "<b>" not in draw(painted, engine="layered").svg
 

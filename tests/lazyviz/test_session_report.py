@@ -94,7 +94,7 @@ def test_a_report_has_every_part_of_the_session(pages):
     outline = Outline(pages["whole"])
 
     assert re.fullmatch(
-        r"Wrote session\.html: 9 cells with their source, \d steps, \d+ compiled graphs, no "
+        r"Wrote session\.html: 9 cells with source, \d steps, \d+ compiled graphs, no "
         r"tensor's value\. Read it before you pass it on\.",
         pages["printed"],
     )

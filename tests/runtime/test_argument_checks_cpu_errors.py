@@ -126,15 +126,69 @@ def test_resampling_refuses_the_dtypes_that_the_cpu_refuses(mode, axes, dtype):
     assert str(found.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
-def test_resampling_takes_the_bytes_that_the_cpu_takes(mode):
-    image = torch.arange(18, dtype=torch.uint8).view(1, 2, 3, 3)
-    expected = F.interpolate(image, scale_factor=2, mode=mode)
+BYTES = [
+    ("nearest", {}), ("nearest-exact", {}), ("bilinear", {}), ("bilinear", {"align_corners": True}),
+    ("bilinear", {"antialias": True}), ("bicubic", {"antialias": True}),
+]  # fmt: skip
 
-    found = F.interpolate(image.to(DEVICE), scale_factor=2, mode=mode)
+
+@pytest.mark.parametrize("size", [(2, 5), (9, 11), (3, 3)])
+@pytest.mark.parametrize(("mode", "options"), BYTES)
+def test_resampled_bytes_are_those_of_the_cpu(mode, options, size):
+    image = torch.arange(0, 234, 13, dtype=torch.uint8).view(1, 2, 3, 3)
+    expected = F.interpolate(image, size=size, mode=mode, **options)
+
+    found = F.interpolate(image.to(DEVICE), size=size, mode=mode, **options)
+
+    assert torch.equal(found.cpu(), expected)
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
+def test_bicubic_resampling_of_bytes_is_that_of_the_cpu_but_for_a_unit():
+    image = torch.arange(18, dtype=torch.uint8).view(1, 2, 3, 3)
+    expected = F.interpolate(image, scale_factor=2, mode="bicubic")
+
+    found = F.interpolate(image.to(DEVICE), scale_factor=2, mode="bicubic")
 
     assert (found.cpu().int() - expected.int()).abs().max() <= 1
     assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2, "output_padding": 2}, {"output_padding": -1}]
+)
+def test_an_output_padding_that_no_stride_leaves_room_for_is_refused(options):
+    x = torch.ones(1, 1, 3, 3, device=DEVICE)
+
+    with pytest.raises(RuntimeError, match="output padding must be smaller"):
+        F.conv_transpose2d(x, x, **{"output_padding": 1, **options})
+
+
+def test_an_output_padding_below_the_dilation_is_taken():
+    x = torch.ones(1, 1, 3, 3)
+    expected = F.conv_transpose2d(x, x, output_padding=1, dilation=2)
+
+    found = F.conv_transpose2d(x.to(DEVICE), x.to(DEVICE), output_padding=1, dilation=2)
+
+    assert torch.equal(found.cpu(), expected)
+
+
+ORDERED = [
+    "max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "sort", "argsort", "median",
+    "nanmedian", "mode", "nansum",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_complex_numbers_have_no_order(name):
+    x = torch.tensor([1 + 1j, 2])
+    with pytest.raises(RuntimeError) as expected:
+        getattr(torch, name)(x)
+
+    with pytest.raises(type(expected.value)) as found:
+        getattr(torch, name)(x.to(DEVICE))
+
+    assert str(found.value) == str(expected.value)
 
 
 def test_an_index_of_two_axes_selects_nothing():

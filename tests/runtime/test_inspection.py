@@ -140,6 +140,10 @@ def test_after_the_step_what_nothing_holds_is_gone_and_said_to_be(chain):
 
     with pytest.raises(LostValueError, match=r"the value of %\d+ is gone: step \d+"):
         inspection.materialise(mul)
+    torch.ones(2, device=DEVICE).add_(1)
+    (torch.ones(2, device=DEVICE) + 1).cpu()
+    with pytest.raises(LostValueError, match=r"keep_values = 2 and"):
+        inspection.materialise(mul)
 
 
 @pytest.mark.not_eager("is about recorded graphs")

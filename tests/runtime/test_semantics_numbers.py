@@ -235,6 +235,21 @@ def test_numbers_match_the_cpu(program):
     on_both(program, ODD, tolerance=tolerance, fallbacks=CUTS.get(program, 0))
 
 
+@pytest.mark.parametrize("exponent", [True, False, 2, 0.5])
+def test_a_power_of_booleans_has_the_dtype_of_the_cpu(exponent):
+    def program(d, x):
+        return x**exponent, x.clone().pow_(exponent) if exponent is True else x
+
+    on_both(program, torch.tensor([True, False]))
+
+
+def test_the_mode_of_numbers_that_are_none_is_the_first():
+    def program(d, x):
+        return x.mode(1)
+
+    on_both(program, torch.tensor([[NAN, NAN, NAN], [1.0, 2.0, 2.0], [3.0, 3.0, 1.0]]))
+
+
 @pytest.mark.slow
 @pytest.mark.lazy_only("counts the cuts of a step")
 def test_the_gradient_of_a_product_cuts_nothing():

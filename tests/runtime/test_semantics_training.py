@@ -285,6 +285,26 @@ def test_nested_autocast_regions_end_where_they_should():
     assert not torch.is_autocast_enabled(DEVICE)
 
 
+def test_an_lstm_gives_the_low_dtype_under_autocast_as_on_the_cpu():
+    def program(d, x):
+        torch.manual_seed(0)
+        layer = nn.LSTM(3, 4, 2).to(d)
+        with torch.autocast(d, dtype=torch.bfloat16):
+            results, _state = layer(x)
+        results.float().sum().backward()
+        return results, layer.weight_ih_l0.grad
+
+    on_both(program, randn(5, 2, 3), tolerance=2e-2)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRU, nn.GRUCell])
+def test_recurrent_cells_give_the_low_dtype_under_autocast_as_on_a_gpu(cell):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        results = cell(3, 4).to(DEVICE)(torch.ones(2, 3, device=DEVICE))
+
+    assert {result.dtype for result in results} == {torch.bfloat16}
+
+
 def test_custom_functions_choose_their_dtype_under_autocast():
     def program(d, x):
         class Double(torch.autograd.Function):

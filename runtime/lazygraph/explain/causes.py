@@ -195,17 +195,26 @@ cause(
 )(_always)  # fmt: skip
 
 
-@cause(
+_CELL_FIX = (
+    "end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops run "
+    "with whichever step comes next"
+)
+
+
+def _has_own_ops(side: Side) -> bool:
+    """Return whether it computes what the other does not: earlier barriers alone save no compile."""
+    return any(not side[k].is_leaf for k in side.unmatched)
+
+
+cause(
     "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
-    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
-    "run with whichever step comes next",
+    fix="{fix}",
     more=lambda c, claims: {
         "ops": plural(claims[0].fact.row.more["ops"], "operation"),
         "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
+        "fix": "" if _has_own_ops(c.a if claims[0].fact.is_new else c.b) else _CELL_FIX,
     },
-)  # fmt: skip
-def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return True
+)(_always)  # fmt: skip
 
 
 cause(
@@ -618,10 +627,8 @@ def _numbers(fact: Fact) -> Fields:
     return {"before": old, "now": new, "steps": steps, "sizes": ((old, new),)}
 
 
-_STATE_FIX = (
-    "nothing to do when it happens once, in the second step, as with a state that a loop keeps; to "
-    "save the compile, create it before the first step and end that with `lazyrt.mark_step()`"
-)
+_STATE_FIX = "nothing to do when it happens once, in the second step, as with a state that a loop keeps"
+_EARLIER = "; to save the compile, create it before the first step and end that with `lazyrt.mark_step()`"
 
 
 @cause(
@@ -655,7 +662,8 @@ def _with_replaced(c: Comparison, fact: Fact) -> Closure:
 
 
 @cause(
-    "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
+    "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX + "{earlier}",
+    more=lambda c, claims: {"earlier": "" if _has_own_ops(c.b) else _EARLIER},  # noqa: ARG005
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )  # fmt: skip
 def _was_result(c: Comparison, fact: Fact) -> bool:

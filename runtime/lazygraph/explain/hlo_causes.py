@@ -50,6 +50,8 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     claimed = gone.nodes, new.nodes
     said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
     said += [*_inputs(found, claimed), *_placement(found), *_embedded(found)]
+    if found.causes:  # what the ops alone suggest is no reason beside them
+        return [*found.causes, *said, *_outputs(found, claimed)][:_MAX_SENTENCES]
     said += [*_constants(found), *_outputs(found, claimed)]
     claimed = claimed[0] | ends[0], claimed[1] | ends[1]
     said += _ops(found)
@@ -303,7 +305,7 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     ]
     resized = (y for x, y in found.changed if a.types[x] != b.types[y])
     follow = sum(b.ops[y] not in TUPLES for y in resized) - len(changed)
-    for x, y in changed[:1]:
+    for x, y in [] if found.causes else changed[:1]:
         others = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
         depend = "depends" if follow == 1 else "depend"
         more = f"; {plural(follow, 'op')} {depend} on it" if follow > 0 else ""

@@ -20,7 +20,6 @@ from lazygraph.numbers import plural
 from lazygraph.readable import Readable
 from lazygraph.snapshot import AUTOGRAD
 from lazyrt import jax_compat
-from lazyrt.config import config
 from lazyrt.errors import LostValueError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
     copy_on_donate,
@@ -653,11 +652,12 @@ class Inspection(Readable):
 
 
 def _ran(step: int, what: str) -> str:
-    kept = config.keep_values
-    more = "'last'" if kept == "off" else f"a larger number than now ({kept!r})"
+    back = max(
+        pending.number - step, 1
+    )  # which of the finished steps it is, from the last
     return (
         f"the value of {what} is gone: step {step}, which computed it, has run, and no tensor "
-        f"holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = {more} and "
+        f"holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = {back} and "
         "run the step once more, or look before its barrier."
     )
 

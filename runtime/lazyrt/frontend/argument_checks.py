@@ -150,10 +150,23 @@ def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Any,
-    stride: Any,
+    stride: Sequence[int],
     padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,  # noqa: FBT001 - as the schema has it
+    output_padding: Sequence[int],
     *_: object,
 ) -> None:
+    _require(
+        not transposed
+        or all(
+            0 <= extra < max(steps)
+            for extra, *steps in zip(output_padding, stride, dilation, strict=False)
+        ),
+        "output padding must be smaller than either stride or dilation, and not negative: a "
+        f"transposed convolution got {list(output_padding)}, with stride {list(stride)} and "
+        f"dilation {list(dilation)}. Choose a smaller one, or a larger stride.",
+    )
     _require(
         min(padding, default=0) >= 0,
         f"negative padding is not supported: a convolution got {list(padding)}. Padding adds "
@@ -209,14 +222,6 @@ def _embedding(weight: Tensor, *_: object, **__: object) -> None:
         weight.dim() == 2,  # noqa: PLR2004
         f"'weight' must be 2-D: embedding got one of {weight.dim()} dimensions. Its rows are the "
         "vectors. Reshape it to [count, size].",
-    )
-
-
-def _fractional(x: Tensor, _kernel: Any, _size: Any, samples: Tensor) -> None:
-    _require(
-        samples.dtype is x.dtype,
-        "Expect _random_samples to have the same dtype as input: fractional pooling of "
-        f"{x.dtype} got samples of {samples.dtype}. Convert them with `.to(x.dtype)`.",
     )
 
 
@@ -301,7 +306,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.randperm.generator": _randperm,
     "aten.cat.default": _cat,
     "aten.embedding.default": _embedding,
-    "aten.fractional_max_pool3d.default": _fractional,
     **{
         str(func): _like_the_cpu(func)
         for func in (
@@ -311,8 +315,21 @@ _CHECKS: dict[str, Callable[..., None]] = {
             aten._histogramdd_bin_edges.default, aten._histogramdd_from_bin_cts.default,
             aten._histogramdd_from_bin_tensors.default, aten.bucketize.Tensor,
             aten.bucketize.Scalar, aten.narrow_copy.default, aten.as_strided_scatter.default,
+            aten.fractional_max_pool3d.default,
         )
     },
+}  # fmt: skip
+
+
+# Ops that complex numbers, which have no order, are left to the CPU for: it says so.
+_ORDERED = {
+    str(func) for func in (
+        aten.max.default, aten.max.dim, aten.min.default, aten.min.dim, aten.amax.default,
+        aten.amin.default, aten.aminmax.default, aten.argmax.default, aten.argmin.default,
+        aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default,
+        aten.mode.default, aten.median.default, aten.median.dim, aten.nanmedian.default,
+        aten.nanmedian.dim, aten.nansum.default,
+    )
 }  # fmt: skip
 
 
@@ -322,6 +339,8 @@ def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> Non
     Raises:
         RuntimeError: The call is wrong; says why.
     """
+    if name in _ORDERED and positional[0].is_complex():
+        raise NotImplementedError(f"numbers of {positional[0].dtype} have no order")
     checked = _CHECKS.get(name)
     if checked is not None:
         checked(*positional, **keywords)

@@ -488,6 +488,7 @@ def _cpu_kernel(func: torch._ops.OpOverload) -> Any:
 _CAST_DOWN = (
     "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "linear", "matmul", "convolution",
     "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention", "prelu",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell",
 )  # fmt: skip
 _CAST_UP = (
     "log_softmax.int", "softmax.int", "layer_norm", "nll_loss", "nll_loss_nd", "mse_loss",

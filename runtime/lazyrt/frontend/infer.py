@@ -236,6 +236,9 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten.binomial.default": lambda x, y, *_: x.new_empty(
         torch.broadcast_shapes(x.shape, y.shape)
     ),
+    "aten.pow.Tensor_Scalar": lambda x, exponent: torch.empty_like(
+        x, dtype=torch.result_type(x, exponent)
+    ),
     "aten._grouped_mm.default": _grouped_mm,
     "aten.geqrf.default": _geqrf,
     "aten.histogram.bin_ct": lambda x, bins=100, **_: (

@@ -681,7 +681,8 @@ class Tracked:
                 self._buffer = Buffer(value_of(tensor))
                 pending.buffers[self._buffer] = None
                 return
-            self.step = self.step_now()
+            run, _ = made_in(state.base)
+            self.step = run.step if run is not None else self.step_now()
             found = _known_data(state)
             if found is None:  # a view of what has run
                 found = state_of(snapshot(tensor)).base.data

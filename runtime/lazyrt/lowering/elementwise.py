@@ -333,6 +333,7 @@ def div(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None = None) -> Arr
 
 
 _SMALL_POWERS: dict[float, Callable[[Array], Array]] = {
+    0: jnp.ones_like,
     0.5: lax.sqrt,
     1: lambda x: x,
     2: lambda x: lax.mul(x, x),
@@ -348,7 +349,7 @@ def power(ctx: OpContext, x: Any, exponent: Any) -> Array:
     dtype = ctx.compute
     if _is_constant(exponent) and not isinstance(exponent, complex):
         small = _SMALL_POWERS.get(exponent)
-        if small is not None and (exponent >= 1 or not is_integral(dtype)):
+        if small is not None and (exponent >= 0 or not is_integral(dtype)):
             return small(cast(x, dtype))
         if float(exponent).is_integer() and abs(exponent) <= 64 and exponent >= 0:
             return lax.integer_pow(cast(x, dtype), int(exponent))

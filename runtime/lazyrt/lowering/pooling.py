@@ -18,7 +18,6 @@ from jax import lax
 from lazyrt.lowering.arrays import (
     Array,
     Aval,
-    Unsupported,
     cast,
     expand,
     iota_along,
@@ -58,16 +57,17 @@ def _pool_edges(
     ]
 
 
-def _max_pool(
+@lowers("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
+def max_pool(
     ctx: OpContext,
     x: Array,
     kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    rank: int,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    *_: Any,
 ) -> tuple[Array, Array]:
-    """Return the maxima and their flat positions in the pooled dimensions."""
+    rank = _rank_of(ctx)
     kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
     dilation = pair(dilation, rank)
     lead, size, count = x.shape[:-rank], x.shape[-rank:], ctx.out.shape[-rank:]
@@ -105,37 +105,22 @@ def _lowest_value(x: Array) -> Array:
     return jnp.asarray(np.iinfo(x.dtype).min, x.dtype)
 
 
-@lowers("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
-def max_pool(
-    ctx: OpContext,
-    x: Array,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    *_: Any,
-) -> tuple[Array, Array]:
-    rank = _rank_of(ctx)
-    return _max_pool(ctx, x, kernel, stride, padding, dilation, rank)
-
-
-@lowers("aten.max_pool2d_with_indices_backward.default",
-        "aten.max_pool3d_with_indices_backward.default")  # fmt: skip
-def max_pool_backward(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
-    rank = _rank_of(ctx)
-    return _unpool(grad, rest[-1], x.shape, rank)
-
-
-def _unpool(grad: Array, where: Array, shape: Sequence[int], rank: int) -> Array:
+@lowers(
+    *(f"aten.{kind}max_pool{n}d{made}_backward.default"
+      for kind, made in (("", "_with_indices"), ("adaptive_", ""), ("fractional_", ""))
+      for n in (2, 3))
+)  # fmt: skip
+def _unpool(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
     """Add each gradient to the element that it came from."""
-    lead = math.prod(shape[:-rank])
-    area = math.prod(shape[-rank:])
+    rank, where = _rank_of(ctx), rest[-1]
+    lead = math.prod(x.shape[:-rank])
+    area = math.prod(x.shape[-rank:])
     count = math.prod(grad.shape[-rank:])
     rows = iota_along((lead, count), 0)
     result = jnp.zeros((lead, area), grad.dtype)
     place = rows, lax.reshape(where, (lead, count))
     result = result.at[place].add(lax.reshape(grad, (lead, count)))
-    return lax.reshape(result, tuple(shape))
+    return lax.reshape(result, x.shape)
 
 
 def _avg_pool(
@@ -281,14 +266,6 @@ def adaptive_max_pool(ctx: OpContext, x: Array, size: Any) -> tuple[Array, Array
     return x, where
 
 
-@lowers("aten.adaptive_max_pool2d_backward.default",
-        "aten.adaptive_max_pool3d_backward.default")  # fmt: skip
-def adaptive_max_pool_backward(
-    ctx: OpContext, grad: Array, x: Array, where: Array
-) -> Array:
-    return _unpool(grad, where, x.shape, _rank_of(ctx))
-
-
 def _fractional_starts(samples: Array, size: int, count: int, kernel: int) -> Array:
     """Return where the windows of one dimension begin; the last one ends at the edge."""
     steps = lax.iota(np.int64, count)
@@ -322,30 +299,15 @@ def fractional_max_pool(
     flat = jnp.reshape(flat, (batched.shape[0], math.prod(counts), math.prod(kernel)))
     values = jnp.take_along_axis(batched[:, None, :], flat, axis=2)
     best = jnp.expand_dims(lax.argmax(values, 2, np.int64), 2)
-    found = [jnp.take_along_axis(v, best, 2) for v in (values, flat)]
-    return (
-        lax.reshape(found[0], (*lead, *counts)),
-        lax.reshape(found[1], (*lead, *counts)),
-    )
-
-
-@lowers("aten.fractional_max_pool2d_backward.default",
-        "aten.fractional_max_pool3d_backward.default")  # fmt: skip
-def fractional_max_pool_backward(
-    ctx: OpContext, grad: Array, x: Array, *rest: Any
-) -> Array:
-    return _unpool(grad, rest[-1], x.shape, _rank_of(ctx))
+    found = (jnp.take_along_axis(v, best, 2) for v in (values, flat))
+    values, flat = (lax.reshape(v, (*lead, *counts)) for v in found)
+    return values, flat
 
 
 # Rules of the resampling ops that are a matrix product along each dimension.
 
 
 _Matrix = np.ndarray[Any, Any]
-
-
-def _triangle(x: _Matrix) -> _Matrix:
-    result: _Matrix = np.maximum(1 - np.abs(x), 0)
-    return result
 
 
 def _cubic(x: _Matrix) -> _Matrix:
@@ -369,10 +331,11 @@ def _weights(
     scale: float,
     kernel: Callable[[_Matrix], _Matrix],
     reach: int,
+    shift: float,
+    width: float,
 ) -> _Matrix:
-    """Return the [count, size] matrix of an antialiased interpolation."""
-    width = max(scale, 1.0)
-    centre = scale * (np.arange(count)[:, None] + 0.5)
+    """Return the [count, size] matrix of an interpolation; corners align for a shift of 0.5."""
+    centre = scale * (np.arange(count)[:, None] + 0.5 - shift) + shift
     low = np.maximum((centre - reach * width + 0.5).astype(np.int64), 0)
     high = np.minimum((centre + reach * width + 0.5).astype(np.int64), size)
     place = np.arange(size)[None]
@@ -383,7 +346,7 @@ def _weights(
     return result
 
 
-def _antialiased(name: str, kernel: Callable[[_Matrix], _Matrix], reach: int) -> None:
+def _resampled(name: str, kernel: Callable[[_Matrix], _Matrix], reach: int) -> None:
     @lowers(f"aten.{name}.default")
     def rule(
         ctx: OpContext,
@@ -391,15 +354,18 @@ def _antialiased(name: str, kernel: Callable[[_Matrix], _Matrix], reach: int) ->
         size: Sequence[int],
         align_corners: bool,
         *scales: float | None,
-    ) -> Array:
+    ) -> Any:
         (x,) = ctx.cast(x)
-        if x.dtype == jnp.uint8:
-            raise Unsupported("the CPU resamples bytes with weights of its own")
+        smooths = name.endswith("_aa")
+        if not smooths and x.dtype != np.uint8:
+            return NotImplemented
+        product = _byte_product if x.dtype == np.uint8 else _product
         for dim, given in ((3, scales[1]), (2, scales[0])):
-            count = ctx.out.shape[dim]
-            scale = _scale(x.shape[dim], count, align_corners, given)
-            matrix = _weights(x.shape[dim], count, scale, kernel, reach)
-            x = _product(x, matrix, dim)
+            sizes = x.shape[dim], ctx.out.shape[dim]
+            scale = _scale(*sizes, align_corners, given)
+            shift = 0.5 if align_corners and not smooths else 0.0
+            width = max(scale, 1.0) if smooths else 1.0
+            x = product(x, _weights(*sizes, scale, kernel, reach, shift, width), dim)
         return x
 
 
@@ -411,8 +377,19 @@ def _product(x: Array, matrix: _Matrix, dim: int) -> Array:
     return jnp.moveaxis(lax.dot_general(x, factor, numbers, precision=exact), -1, dim)
 
 
-_antialiased("_upsample_bilinear2d_aa", _triangle, 1)
-_antialiased("_upsample_bicubic2d_aa", _cubic, 2)
+def _byte_product(x: Array, matrix: _Matrix, dim: int) -> Array:
+    """Return the product of bytes as the CPU computes it: with weights of 16 bits, rounded."""
+    peak = matrix.max(initial=0.0)
+    bits = next((p for p in range(22) if 0.5 + peak * 2 ** (p + 1) >= 2**15), 22)
+    whole = jnp.asarray(np.trunc(matrix * 2**bits + np.copysign(0.5, matrix)), np.int32)
+    total = lax.dot_general(x.astype(np.int32), whole, (((dim,), (1,)), ((), ())))
+    rounded = jnp.clip((total + (1 << (bits - 1))) >> bits, 0, 255).astype(np.uint8)
+    return jnp.moveaxis(rounded, -1, dim)
+
+
+for _name in ("upsample_bilinear2d", "_upsample_bilinear2d_aa"):
+    _resampled(_name, lambda x: np.maximum(1 - np.abs(x), 0), 1)
+_resampled("_upsample_bicubic2d_aa", _cubic, 2)
 
 
 # Backward ops, as the transpose of their forward op's lowering; sampling at the places of a grid.

@@ -372,7 +372,7 @@ def mode(ctx: OpContext, x: Array, dim: int = -1, *_: Any) -> tuple[Array, Array
     counts = reduce_sum(lax.convert_element_type(runs, np.int64), (d + 1,))
     best = jnp.expand_dims(lax.argmax(counts, d, np.int64), d)
     value = jnp.take_along_axis(values, best, d)
-    hits = jnp.where(x == value, iota_along(x.shape, d), np.int64(-1))
+    hits = jnp.where(x == value, iota_along(x.shape, d), np.int64(0))  # NaN: the first
     return _finish(ctx, value), _finish(ctx, lax.reduce_max(hits, (d,)))
 
 

@@ -347,9 +347,8 @@ def _tensor_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
 def _apply(ctx: OpContext, values: Sequence[Any]) -> Any:
     rule = rule_for(ctx.func)
     try:
-        if rule is None:
-            return _decomposed(ctx, values)
-        return rule(ctx, *values)
+        found = NotImplemented if rule is None else rule(ctx, *values)
+        return _decomposed(ctx, values) if found is NotImplemented else found
     except Unsupported as refusal:
         raise _no_lowering(ctx, str(refusal)) from refusal
     except LazyRuntimeError:
