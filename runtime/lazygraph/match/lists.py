@@ -140,12 +140,14 @@ def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, 
         ):
             continue
         target, own = entries(a, partner, callees), entries(b, whole, callees)
+        if min(len(target), len(own)) <= max(nodes):
+            continue
         reads, label = [*b.operands[whole]], a.label(partner)
-        if [each.key for each in target] != [own[k].key for k in order if own]:
+        if [each.key for each in target] != [own[k].key for k in order]:
             if _LISTS not in b.ops[whole] or len({each.key for each in own}) > 1:
                 continue
             target, label = own, b.label(whole)
-        elif len(own) <= max(nodes) or len(reads) != len(a.operands[partner]):
+        elif len(reads) != len(a.operands[partner]):
             continue
         for place, k in enumerate(order):
             for slot, other in zip(target[place].slots, own[k].slots, strict=True):
