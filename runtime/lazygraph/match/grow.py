@@ -114,6 +114,7 @@ def _pair_ancestors(
     # What several nodes compute alike is told apart by who reads it, the tallest first.
     for _, minus_x, y in open_pairs:
         matching.note_operands(-minus_x, y)
+        matching.descend()
     matching.note_frontier(found)
 
 

@@ -259,19 +259,40 @@ def _unmatched_leaves(side: Side, labels: Sequence[object]) -> dict[object, list
 
 
 def pair_leaves(matching: Matching) -> None:
-    """Pair the inputs and constants that are left over, equal ones in their order.
+    """Pair the inputs and constants that are left over, equal ones, the nearest first.
 
     A leaf reads nothing, so a pair of equal ones can only make the script shorter.
     """
-    a, b = matching.a, matching.b
-    equal: dict[int, list[int]] = {}
-    for y in reversed(b.unpaired()):
-        if not b.operands[y]:
-            equal.setdefault(b.full[y], []).append(y)
-    for x in [node for node in a.unpaired() if not a.operands[node]]:
-        if equal.get(a.full[x]):
-            matching.pair(x, equal[a.full[x]].pop())
+    by_ancestors_b: dict[int, list[int]] = {}
+    for y in matching.b.unpaired():
+        if not matching.b.operands[y]:
+            by_ancestors_b.setdefault(matching.b.full[y], []).append(y)
+    if not by_ancestors_b:
+        return
+    found = []
+    for x in matching.a.unpaired():
+        if matching.a.operands[x]:
+            continue
+        near = _surroundings(matching.a, x, own=True)
+        for y in by_ancestors_b.get(matching.a.full[x], ())[:_MAX_USERS]:
+            shared = near & _surroundings(matching.b, y, own=False)
+            found.append((-len(shared), x, y))
+    found.sort()
+    for _, x, y in found:
+        if matching.is_free(x, y):
+            matching.pair(x, y)
     matching.grow(similar=True)
+
+
+def _surroundings(side: Side, leaf: int, *, own: bool) -> set[int]:
+    """Return the pairs two steps away from a leaf, by their number on the first side."""
+    near: set[int] = set()
+    for user, _ in side.users[leaf][:_MAX_USERS]:
+        near.add(user)
+        near.update(side.operands[user])
+        near.update([each for each, _ in side.users[user][:_MAX_USERS]])
+    partner = side.partner
+    return {node if own else partner[node] for node in near if partner[node] >= 0}
 
 
 _MAX_REFINE_PASSES = 4

@@ -233,6 +233,12 @@ class Matching:
         reads = a.operands[x] or b.operands[y]
         return not reads and len(a.users[x]) == 1 == len(b.users[y])
 
+    def descend(self) -> None:
+        """Pair what follows from operand slots alone."""
+        leads, attempt = self._equal_operands, self._try
+        while leads:
+            attempt(*leads.popleft())
+
     def grow(self, *, similar: bool = False) -> None:
         """Follow all leads until none is left.
 

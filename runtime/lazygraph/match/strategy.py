@@ -51,6 +51,7 @@ _SOME = 0.02
 _SHIFTED = 0.01
 _STARTS = ("hints", "colours", "order")
 _LARGE_STARTS = ("order", "colours")
+_EXACT_ROUNDS = (2, 1, 4, 2, 1)
 # How often pairs that read no partners are made anew, at most.
 _RECONSIDERED = 6
 # Scripts of so many times the shortest one's length may still become the shortest.
@@ -175,8 +176,9 @@ def _begun(a: Graph, b: Graph, start: str) -> Matching:
     """Return a matching of what is equal, and of what follows from it."""
     matching = Matching(a, b)
     if start == "colours":
-        while pair_by_colour(matching, 2, "leave", exact=True):
-            matching.grow()
+        for rounds in _EXACT_ROUNDS:
+            while pair_by_colour(matching, rounds, "leave", exact=True):
+                matching.grow()
     elif start == "hints":
         _by_hints(matching)
     elif start == "order":
