@@ -219,7 +219,11 @@ class Amounts:
                 level = sum(share >= step for step in _STEPS)
                 boxes[k] = replace(boxes[k], level=level, note=self.words(amount))
         shades = [(f"k{k}", name) for k, name in enumerate(_STEP_NAMES)]
-        legend = (("", self.title), *shades, ("", f"of the largest, {self.words(most)}"))
+        legend = (
+            ("", self.title),
+            *shades,
+            ("", f"of the largest, {self.words(most)}"),
+        )
         return replace(graph, boxes=tuple(boxes), legend=legend)
 
     def _of(self, box: Box) -> float | None:

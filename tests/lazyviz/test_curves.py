@@ -133,7 +133,9 @@ def test_a_loss_is_of_the_step_that_computed_it_though_the_next_has_begun(lab):
     begun = "pass\n    ahead = torch.ones(2, device='lazyrt') + 1\n    lazyviz.track(loss=loss)"
     run_loop(lab, begun)
 
-    last = lazyrt.status().last_barrier.step
+    barrier = lazyrt.status().last_barrier
+    assert barrier is not None
+    last = barrier.step
     assert [point.step for point in points_of(lab, "loss")] == [
         *range(last - 5, last + 1)
     ]

@@ -40,6 +40,7 @@ from lazyviz.render.notes import (
 )
 from lazyviz.render.strip import Strip
 from lazyviz.render.values import tensor_doc
+from lazyviz.timing.history import StepRow
 from tests.conftest import displayed
 from tests.harness import thinned
 from tests.lazyviz import fakes, poisoned
@@ -228,7 +229,7 @@ def pages(payload):
     yield "group", panel.group_panel(group, 0, [first], [first])
     yield "opened", panel.opened_panel(payload, [first], 0)
     point = curves.Point(1, 0.5, 1)
-    compiled = (curves.Compiled(1, payload),)
+    compiled = (StepRow(1, 1, payload, payload, 5, reason=payload),)
     yield "curves", curves.Shown({payload: (point,)}, compiled).doc().to_html()
     yield "error", panel.refusal_html(payload)
     yield "found", panel.found_html(payload, graph.boxes, 9)
