@@ -353,7 +353,7 @@ class Forms:
         return found
 
 
-def _known_causes(a: Any, b: Any) -> list[str]:
+def _known_causes(a: object, b: object) -> list[str]:
     """Return why the second step was compiled, if that was found against the graph of the first."""
     runtime = session.runtime()
     if runtime is None or not (is_step_name(a) and is_step_name(b)):

@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from lazygraph import HloError, from_ir, graph_of
 from lazygraph.snapshot import AUTOGRAD
@@ -100,7 +100,7 @@ def saved_outputs(roots: Sequence[Value], inspection: Inspection) -> frozenset[i
     )
 
 
-def is_step_name(thing: object) -> bool:
+def is_step_name(thing: object) -> TypeGuard[int | str]:
     """Return whether it is how a command names a step: a number, `last` or a graph's name."""
     if isinstance(thing, str):
         return thing == LAST or thing.isdecimal() or bool(_NAME.fullmatch(thing))
