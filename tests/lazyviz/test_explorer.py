@@ -135,7 +135,7 @@ def test_after_the_step_a_click_says_that_the_value_is_gone(explorer):
 
     assert 'role="alert"' not in reply["html"]  # looking is never scolded
     assert "has run, and no tensor holds it any more" in reply["html"]
-    assert "keep_values = &#x27;last&#x27;" in reply["html"]
+    assert "keep_values = 1 and run" in reply["html"]
 
 
 def test_a_folded_box_opens_and_the_way_back_is_kept(network):

@@ -138,7 +138,7 @@ def test_a_page_of_a_long_log_stays_short():
 
     assert len(log.events) == 300
     assert log.to_html().count("<details") == 200
-    assert "... and 100 more events; `log.events` has all" in log.to_html()
+    assert "... and 100 more events; <code>log.events</code> has all" in log.to_html()
 
 
 # ---------------------------------------------------------------- dumps of graphs

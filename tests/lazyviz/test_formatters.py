@@ -145,7 +145,8 @@ def test_data_tells_where_it_came_from(lab):
     page = page_of(lab, "y")
 
     assert re.search(
-        r"data: `y` f32\[2,3\]: output 0 of step \d+ \(graph\.\d+\), aten\.add", page
+        r"data: <code>y</code> f32\[2,3\]: output 0 of step \d+ \(graph\.\d+\), aten\.add",
+        page,
     )
 
 

@@ -151,7 +151,7 @@ def test_what_costs_time_is_told_without_unfolding():
 
     head, _, _ = costly.to_html().partition("</summary>")
 
-    assert "1 of 2: recompiled: `size`: 8 became 7</span>" in head
+    assert "1 of 2: recompiled: <code>size</code>: 8 became 7</span>" in head
     assert "the first graph" not in head
     assert "recompiled" not in BUSY.to_html()
 

@@ -464,7 +464,7 @@ def _plan(
 ) -> Plan:
     if _tiered_up:
         _take_optimised_builds()
-    key = (tuple(wanted), donated)
+    key = (tuple(wanted), donated, config.compile_tier, config.share_layers)
     plan = _plans.get(key)
     if plan is not None:
         _tell_hit(plan, len(wanted), start)
