@@ -180,7 +180,7 @@ ACCEPTED: dict[str, tuple[tuple[int, ...], str]] = {
     "cat": ((6,), _OUT),
     "complex": ((2,), _OUT),
     "kthvalue": ((0,), _OUT),
-    "multinomial": ((2,), _OUT),
+    "multinomial": ((2, 6), f"{_OUT}; more than 2^24 categories are drawn from, too"),
     "masked_select": ((1, 2), _OUT),
     "take": ((1, 2), _OUT),
     "gather": ((1, 4, 6, 7), f"{_DATA}; {_OUT}"),
