@@ -187,9 +187,7 @@ def with_ready_scalar(function: Callable[..., Any]) -> Callable[..., Any]:
 def hlo_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
     """Return the HLO of a StableHLO module as XLA gets it, before any optimisation.
 
-    Args:
-        text: The module.
-        places: Label, file and line for all that a function of the module holds.
+    The places are label, file and line for all that a function of the module holds.
     """
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
@@ -204,12 +202,7 @@ def hlo_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
 
 
 def placed_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
-    """Return a StableHLO module in which what its private functions hold has a place, too.
-
-    Args:
-        text: The module, `main` first.
-        places: Label, file and line for all that a function of the module holds.
-    """
+    """Return a StableHLO module in which what its private functions hold has a place, too."""
     main, found, _ = text.partition("\nfunc.func private ")
     if not found:
         return text
@@ -422,13 +415,7 @@ def _main_of(module: Any) -> Any:
 
 
 def traced(function: Callable[..., Any], name: str, ins: Sequence[Any]) -> Any:
-    """Return a function of these types that jax has traced; it is lowered as `@name`.
-
-    Args:
-        function: What to trace.
-        name: What StableHLO shall call it.
-        ins: jax.ShapeDtypeStruct of each argument.
-    """
+    """Return a function of these types that jax has traced; it is lowered as `@name`."""
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -444,9 +431,6 @@ def stablehlo_of(functions: Sequence[tuple[Any, Sequence[Any]]]) -> str:
     """Return a StableHLO module of functions that `traced` gave, each under its name.
 
     One module for all of them: MLIR's context, which a module begins with, takes 3 ms.
-
-    Args:
-        functions: Each with the types of its arguments, all of which are kept.
     """
 
     def main(*arguments: Any) -> Any:
@@ -752,9 +736,6 @@ def start_device_trace() -> Callable[[], bytes]:
 
     The trace has an event for each instruction, and none of Python's frames. jax's own
     `stop_trace` also writes files for a browser, which takes a hundred times as long.
-
-    Raises:
-        RuntimeError: Another trace is being taken.
     """
     if _profiler_session is None:
         raise RuntimeError("this version of jaxlib has no profiler session")

@@ -410,11 +410,7 @@ def _options(given: Mapping[str, int] | Any) -> Any:
 
 
 def stop() -> None:
-    """End the profile that `start` began, and write it.
-
-    Raises:
-        RuntimeError: None is being taken.
-    """
+    """End the profile that `start` began, and write it."""
     jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
 
 

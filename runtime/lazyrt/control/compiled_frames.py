@@ -70,10 +70,6 @@ def telling_breaks(
 
     Where there is none it is the call that was given. A break belongs to the graph before it; one
     that nothing was recorded before belongs to the graph behind it.
-
-    Args:
-        graph: What TorchDynamo hands to a backend.
-        call: What the backend made of it.
     """
     _now.has_graph = True
     reached = []
@@ -261,13 +257,7 @@ _LINE_READ = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 def failed_guard(reason: str, frame: CompilingFrame) -> FailedGuard:
-    """Return what is otherwise in a call, of torch's reason to compile a function again.
-
-    Args:
-        reason: The number of the code that did not serve, its failed guard, and the line that
-            reads what is guarded.
-        frame: The call, for the values that the reason does not have.
-    """
+    """Return what is otherwise in a call, of torch's reason to compile a function again."""
     guard, _, stack = reason.partition(": ")[2].partition("\nUser stack trace:")
     guard = guard.split("  # ", 1)[0].strip()
     function, definition, _ = _described(frame)

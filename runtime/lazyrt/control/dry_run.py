@@ -95,15 +95,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StateGuard(Closing):
-    """The modules and tensors that a call reaches, in `with`: as they were at its end.
-
-    Args:
-        function: What is called.
-        arguments: What it is called with.
-
-    Raises:
-        UsageError: A module's parameters have no shape before its first call.
-    """
+    """The modules and tensors that a call reaches, in `with`: as they were at its end."""
 
     def __init__(self, function: Callable[..., Any], arguments: Any) -> None:
         roots = [*_reached(function), *_containers_in(arguments)]

@@ -188,8 +188,7 @@ def bridge(stage: Literal["one", "three", "five"]) -> Any:
 class _Bridge:
     """Ends each phase of a compiled step in a barrier.
 
-    Args:
-        syncs: Whether what the inputs of a graph need runs before it, by itself.
+    With `syncs`, what the inputs of a graph need runs before it, by itself.
     """
 
     def __init__(self, *, syncs: bool) -> None:
@@ -204,10 +203,7 @@ class _Bridge:
     def run(self, role: str, call: Callable[[list[Any]], Any], args: list[Any]) -> Any:
         """Call a graph, and run what it recorded.
 
-        Args:
-            role: `forward`, `backward` or `inference`.
-            call: Records the graph.
-            args: Its arguments.
+        Its role is `forward`, `backward` or `inference`.
         """
         is_update = role == "inference" and self._follows_backward
         if is_update or scalars.rehearses():
@@ -301,11 +297,6 @@ class _Mixed:
 
     A call has its values in a row: its arguments, the results of the CPU's part, the numbers that
     the device reads of those, the results of the recorded part, and constants.
-
-    Args:
-        graph: The graph.
-        host: Its nodes that run on the CPU.
-        device: Its nodes that are recorded.
     """
 
     def __init__(

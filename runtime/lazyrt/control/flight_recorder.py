@@ -74,11 +74,7 @@ class ThreadLocation(Closing):
             self._file.close()
 
     def of(self, thread: int) -> tuple[SourceLocation, ...]:
-        """Return the user's lines that a thread is in, the innermost first; none if not known.
-
-        Args:
-            thread: Its identity, as of `threading.get_ident()`.
-        """
+        """Return the user's lines that a thread is in, the innermost first; none if not known."""
         file = self._file
         if file is None:
             return ()
@@ -393,9 +389,6 @@ def begin_from_environment() -> None:
 
     A process that a loader or a pool has started may never use the device; it begins with its
     first barrier. A rank that it has from its parent is the parent's, and no name for it.
-
-    Raises:
-        UsageError: The folder cannot be written to.
     """
     folder = record_folder()
     if folder is None:

@@ -186,11 +186,7 @@ def _user_code(frame: FrameType | None) -> tuple[CodeType | None, int]:
 
 @contextlib.contextmanager
 def torn(cause: str, site: SourceLocation | None) -> Iterator[None]:
-    """Refuse a barrier inside open scopes, or split them around it.
-
-    Raises:
-        ScopeError: A scope is open and the policy is `error`.
-    """
+    """Refuse a barrier inside open scopes, or split them around it."""
     opened = active.scopes()
     if opened and config.scope_policy == "error":
         raise _error(opened, cause, site)

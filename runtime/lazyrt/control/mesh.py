@@ -32,11 +32,7 @@ _entered: list[Mesh] = []
 
 
 def use_device_count() -> None:
-    """Give the process the devices that LAZYRT_NUM_DEVICES asks for.
-
-    Raises:
-        UsageError: jax has made others before.
-    """
+    """Give the process the devices that LAZYRT_NUM_DEVICES asks for."""
     count = device_count()
     if count is not None and not jax_compat.set_device_count(count):
         raise UsageError(

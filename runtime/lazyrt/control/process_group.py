@@ -202,11 +202,7 @@ def _collects_parts() -> bool:
 
 
 def _check_alike(name: str, tensors: Iterable[torch.Tensor]) -> None:
-    """Check that tensors have one shape.
-
-    Raises:
-        NoEquivalentError: They have several.
-    """
+    """Check that tensors have one shape."""
     shapes = {tuple(each.shape) for each in tensors}
     if len(shapes) > 1:
         raise NoEquivalentError(
@@ -238,12 +234,7 @@ class _Message(_Work):  # type: ignore[misc]
 
 
 class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
-    """Records collectives of some ranks.
-
-    Args:
-        rank: This process among them.
-        ranks: Their global ranks.
-    """
+    """Records collectives of some ranks."""
 
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         super().__init__(rank, len(ranks))
@@ -305,12 +296,6 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         What is exchanged to be read in the middle of a step runs at once: integers that have
         data, such as sizes and counts; broadcasts of integers, for which other ranks only have
         room; parts that torch collects to save them or show them.
-
-        Args:
-            func: The collective.
-            operand: What this rank gives.
-            args: Of the collective, without ranks and processes.
-            ranks: Who takes part; by default the group.
         """
         group = [*(ranks or self._ranks)]
         whole = not (operand.is_floating_point() or operand.is_complex())

@@ -96,12 +96,8 @@ def _recorded() -> list[Buffer]:
 def drop_since(before: Mark | None, reason: str) -> Graph:
     """Drop what was recorded since a mark, or everything that is pending.
 
-    Args:
-        before: What stays pending; of no effect once a barrier has run it.
-        reason: What tensors say that are lost by this.
-
-    Returns:
-        The graph of what was pending, for looking at it.
+    Tensors that are lost by this say the reason. Returns the graph of what was pending, for looking
+    at it.
     """
     with lock:
         graph = Graph(pending_roots())
@@ -169,8 +165,7 @@ class Snapshot:
     def restore(self, reason: str) -> tuple[Graph, int]:
         """Drop everything pending, and give each tensor the data that it had.
 
-        Returns:
-            The graph of what was pending, and how many tensors had changed.
+        Returns the graph of what was pending, and how many tensors had changed.
         """
         with lock:
             written = [
@@ -300,11 +295,7 @@ def note_update(optimizer: torch.optim.Optimizer) -> None:
 
 
 def optimizers_of_step(names: Mapping[int, list[Name]]) -> tuple[OptimizerNote, ...]:
-    """Return the optimizers that have updated parameters in the pending step.
-
-    Args:
-        names: What the user calls buffers, by their identity.
-    """
+    """Return the optimizers that have updated parameters in the pending step."""
 
     def called(group: dict[str, Any]) -> str:
         states = chain.from_iterable(map(states_of, group["params"]))
@@ -382,10 +373,7 @@ def updates_of(step: int) -> Updates:
 def go_back(steps: Iterable[KeptStep], updates: Updates, what: str) -> None:
     """Drop what is pending, and give tensors the data that they had before steps that have run.
 
-    Args:
-        steps: Those steps, the latest first.
-        updates: What optimizers have done in them.
-        what: Why, for whoever uses a tensor that is lost.
+    The steps come the latest first.
     """
     with lock, deferred_interrupt():
         _discard(what, what, None)

@@ -337,10 +337,7 @@ def clear() -> None:
 def append_text(path: Path, text: str, most: int) -> None:
     """Append whole lines to a file that other processes append to, too.
 
-    Args:
-        path: The file.
-        text: The lines.
-        most: Bytes beyond which nobody reads it: it is emptied then.
+    Beyond `most` bytes nobody reads it: it is emptied then.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
@@ -371,9 +368,7 @@ _fresh_answers: list[str] = []
 class Question:
     """Something that is asked of an op: its answer is looked up, or learned.
 
-    Args:
-        op: Qualified name of the op.
-        parts: What else the answer follows from, beside versions and lazyrt's own code.
+    `parts` is what else the answer follows from, beside versions and lazyrt's own code.
     """
 
     __slots__ = ("_digest",)

@@ -104,10 +104,7 @@ class UserSource(Source):
 def argument_name(site: SourceLocation | None, op: str, position: int) -> str:
     """Return the expression of an argument, such as `self.eps`; empty where it is unknown.
 
-    Args:
-        site: The line that recorded the op.
-        op: Its ATen overload, such as `aten.topk.default`.
-        position: The argument's position in the op's schema, operands included.
+    The position is that in the op's schema, operands included.
     """
     if site is None:
         return ""
@@ -287,15 +284,7 @@ def describe(
     *,
     fast: bool,
 ) -> CompiledGraph:
-    """Return the record of a graph that is about to be compiled, with its explanation.
-
-    Args:
-        graph: What the pending step computes.
-        donated: Positions of arguments whose memory results take.
-        known: Its record if it was compiled before.
-        boundary: What ends the step.
-        fast: Whether the fast compile tier is on.
-    """
+    """Return the record of a graph that is about to be compiled, with its explanation."""
     step = pending.number
     if known is not None:
         known.explanation = evicted(known, step, config.max_executables)
@@ -328,12 +317,7 @@ def describe(
 def check_hit(graph: Canonical, record: CompiledGraph) -> None:
     """Compare a graph with the one of the same fingerprint that was compiled.
 
-    Args:
-        graph: What is about to run with the executable of `record`.
-        record: What was compiled; its graph may have been given up to bound memory.
-
-    Raises:
-        LazyRuntimeError: They are two programs.
+    The record's graph may have been given up to bound memory.
     """
     if record.canonical is None:
         return
@@ -476,11 +460,7 @@ def is_frozen() -> bool:
 
 
 def check_frozen(nodes: int, reason: str) -> None:
-    """Stop the compile of a new step graph inside `frozen()`.
-
-    Raises:
-        FrozenError: The caller is inside `frozen()`.
-    """
+    """Stop the compile of a new step graph inside `frozen()`."""
     if is_frozen():
         raise FrozenError(
             f"a new graph of {nodes:,} {'op' if nodes == 1 else 'ops'} inside frozen(): {reason}. "
@@ -514,13 +494,7 @@ _expressions: dict[tuple[str, int, str], set[Expression]] = {}
 
 
 def note_expression(site: SourceLocation, op: str, expression: Expression) -> None:
-    """Remember the expression that an op was recorded for, at a line whose numbers vary.
-
-    Args:
-        site: The user's line.
-        op: The ATen overload, such as `aten.mul.Tensor`.
-        expression: What stands there.
-    """
+    """Remember the expression that an op was recorded for, at a line whose numbers vary."""
     if len(_expressions) >= _MAX_EXPRESSIONS:
         _expressions.clear()
     _expressions.setdefault((site.file, site.line, op), set()).add(expression)

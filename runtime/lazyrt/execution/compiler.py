@@ -250,12 +250,8 @@ def tier_up(
 ) -> None:
     """Compile the optimised build of a graph in the background, unless that is under way.
 
-    Args:
-        graph: What to compute.
-        donated: As in `compile_graph`.
-        names: As in `compile_graph`.
-        done: Called with the executable, on the thread that compiled it. A build that fails
-            is not tried again, and nothing is called: the fast one goes on.
+    `done` gets the executable, on the thread that compiled it. A build that fails is not tried
+    again, and nothing is called: the fast one goes on.
     """
     key = graph_key(graph, donated, fast=False)
     build, facts = _build_of(graph, donated, False, "tier up", names, None)  # noqa: FBT003
@@ -282,10 +278,6 @@ def saves_time_in_two_tiers(graph: Canonical, key: str) -> bool:
 
     Not where the disk has it; nor where the fixed part of a compile, which both builds have,
     is most of it; nor on several devices or processes, which must run the same build.
-
-    Args:
-        graph: What to compute.
-        key: Of its optimised build.
     """
     several = processes_of(graph.nodes) or mesh_of(graph) is not None
     return len(graph.nodes) > _FEW and not several and not cache.has(key)
@@ -448,10 +440,7 @@ def compile_interpreted(
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
     """Return the executable of a single op, or the `HostKernel` of one that XLA refuses.
 
-    Args:
-        spec: The op on operands of certain types.
-        purpose: Who compiles it, for events and counters; all share the executables.
-        node: Where the op stands, for the line that a list of executables shows.
+    The node is where the op stands, for the line that a list of executables shows.
     """
     if spec.executable is None:
         begin_spec(spec, purpose, node)()

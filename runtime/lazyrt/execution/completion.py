@@ -110,9 +110,7 @@ def is_current_thread() -> bool:
 def wait_for(data: Any, *, is_result: bool = True) -> None:
     """Wait until one device array is computed; Ctrl-C ends the wait.
 
-    Args:
-        data: The array.
-        is_result: Whether an execution gives it whose end is noticed.
+    `is_result` tells whether an execution gives it, whose end is noticed.
     """
     if data.is_ready():
         jax_compat.block(data)  # raises what its execution raised

@@ -98,11 +98,7 @@ def is_only_read(position: int) -> bool:
 def keep(keeper: Buffer, data: Any, type_: Type, source: Buffer | None) -> None:
     """Give a buffer of its own a tensor's present data: a small array is copied.
 
-    Args:
-        keeper: The new buffer.
-        data: A device array.
-        type_: Shape, dtype and strides of the keeper.
-        source: The buffer whose data it is; None for what a peek has computed.
+    `source` is the buffer whose data it is; None for what a peek has computed.
     """
     if data.nbytes < _MIN_SHARED:
         keeper.store(jax_compat.copy(data), type_)
@@ -112,11 +108,7 @@ def keep(keeper: Buffer, data: Any, type_: Type, source: Buffer | None) -> None:
 
 
 def share(buffers: Iterable[Sequence[Buffer]]) -> None:
-    """Let buffers that have one array share it, whatever its size.
-
-    Args:
-        buffers: Those of each array.
-    """
+    """Let buffers that have one array share it, whatever its size."""
     _forget(fewer_than=1)
     for group in buffers:
         data = group[0].data
@@ -204,14 +196,7 @@ def _shared(positions: Sequence[int]) -> dict[int, tuple[list[Buffer], list[int]
 
 
 def sharers(buffers: Iterable[Buffer]) -> dict[int, Buffer]:
-    """Return the buffers whose memory another one has, too: the first that was given has it.
-
-    Args:
-        buffers: Live buffers.
-
-    Returns:
-        By the id of a buffer, the one that it shares with.
-    """
+    """Return the buffers whose memory another one has, too: the first that was given has it."""
     first: dict[int, Buffer] = {}
     found = {}
     for buffer in buffers:
@@ -228,9 +213,7 @@ def _others(
 ) -> tuple[list[Buffer], list[int]]:
     """Return the other buffers with an input's data, and the other places where it is an input.
 
-    Args:
-        position: Of the input.
-        places: Where each array is an input, by its identity; by default found now.
+    `places` tells where each array is an input, by its identity; by default it is found now.
     """
     data, owner = pending.inputs[position], pending.owners[position]()
     buffers = [buffer for buffer in _sharing(data) if buffer is not owner]

@@ -575,12 +575,7 @@ def runs(cone: Sequence[Node]) -> list[Part]:
 
 
 def slice_runs(cone: Sequence[Node], *, is_new: bool) -> list[Part]:
-    """Return what running a cone as one slice takes once it is compiled.
-
-    Args:
-        cone: Its nodes.
-        is_new: Whether this process has not run it yet.
-    """
+    """Return what running a cone as one slice takes once it is compiled."""
     launch = _RUN_SLICE_NS + len(cone) * _RUN_SLICE_NODE_NS
     plan = _PLAN_NS + len(cone) * _PLAN_NODE_NS if is_new else 0
     return [

@@ -51,10 +51,8 @@ def defer(
 ) -> None:
     """Look at a small pending value once its step has run.
 
-    Args:
-        buffer: The value.
-        judge: Gets its data, and returns what to raise for them, None if they are good. It must
-            hold no tensor of the device.
+    `judge` gets its data and returns what to raise for them, None if they are good. It must hold no
+    tensor of the device.
     """
     with lock:
         _checks.append(_Check(buffer, judge))

@@ -50,9 +50,6 @@ def dump(
 
     Nothing of it counts as a compile of the program. Graphs too old to be in memory are left
     out; at least one must be there.
-
-    Raises:
-        UsageError: There is no such form, nothing to write, or no such folder can be made.
     """
     wanted = tuple(forms)
     for form in wanted:
@@ -102,8 +99,7 @@ def _made(folder: Path) -> Path:
 def text_of(record: CompiledGraph, form: DumpForm) -> str:
     """Return a compiled graph in one form.
 
-    Raises:
-        UsageError: The graph is too old: only its record is left.
+    A graph so old that only its record is left raises UsageError.
     """
     graph = record.canonical
     if graph is None or record.snapshot is None:
@@ -154,10 +150,7 @@ def _after(record: CompiledGraph, graph: Canonical) -> str:
 def _to_dot(record: CompiledGraph, ir: str) -> str:
     """Return a graph's snapshot as a DOT digraph, clustered by module.
 
-    Args:
-        record: Of the graph; it must still have the snapshot.
-        ir: The graph's IR, which follows as comments: a drawing lacks the ops' arguments, and
-            a comparison needs them.
+    The IR follows as comments: a drawing lacks the ops' arguments, and a comparison needs them.
     """
     snapshot = record.snapshot
     assert snapshot is not None

@@ -144,12 +144,7 @@ def _entry(
 
 
 def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, ...]:
-    """Return the executables of a key's first digits, or those unused for so long.
-
-    Raises:
-        UsageError: No executable, or several, have a key that begins so, or an argument is
-            none of these.
-    """
+    """Return the executables of a key's first digits, or those unused for so long."""
     _check(key, unused_s)
     entries = list_executables()
     if unused_s is not None:

@@ -690,13 +690,7 @@ def run_plan(
     purpose: Literal["step", "peek"] = "step",
     step: StepInputs = pending,
 ) -> Sequence[Any]:
-    """Hand a plan to the device; return the data of the wanted values, in their order.
-
-    Args:
-        plan: The plan.
-        purpose: For whom, for events.
-        step: Has the inputs. One that has run keeps what the executable takes.
-    """
+    """Hand a plan to the device; return the data of the wanted values, in their order."""
     graph = plan.graph
     with memory.explained(memory.what_runs(len(graph.nodes))), jax_compat.scope():
         args = pack_arguments(plan, step)

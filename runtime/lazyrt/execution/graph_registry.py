@@ -354,13 +354,7 @@ def check_limit() -> None:
 
 
 def check_step_limit(label: str, steps: Iterable[int], limit: int) -> None:
-    """Warn when a step of the program has run another graph than before, beyond its limit.
-
-    Args:
-        label: What tells this step of the program from others: its name, or its line.
-        steps: The runtime's numbers of the steps that it has just run.
-        limit: How many graphs it may have in all.
-    """
+    """Warn when a step of the program has run another graph than before, beyond its limit."""
     ran = [graph_registry.of_step(number) for number in steps]
     new = [
         record for record in ran if record is not None and label not in record.ran_by
@@ -403,11 +397,7 @@ RECORD_VERSION = 1
 
 
 def encode_record(record: CompiledGraph) -> bytes:
-    """Return a record with its snapshot as compressed JSON.
-
-    Raises:
-        ValueError: The snapshot was dropped to bound memory.
-    """
+    """Return a record with its snapshot as compressed JSON."""
     snapshot = record.snapshot
     if snapshot is None:
         raise ValueError(f"{record.name} has no snapshot any more")

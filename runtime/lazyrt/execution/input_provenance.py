@@ -102,12 +102,7 @@ class InputOrigins(Readable, tuple[InputOrigin, ...]):
 
 
 def pending_origins(roots: Iterable[Value], names: Mapping[int, Name]) -> InputOrigins:
-    """Return the origins of the data that pending values read.
-
-    Args:
-        roots: Pending values.
-        names: The user's names of buffers, by their identity.
-    """
+    """Return the origins of the data that pending values read."""
     return InputOrigins(
         origin_of(leaf, names) for leaf in walk(roots)[1] if leaf.kind == "data"
     )
@@ -126,12 +121,7 @@ def origin_of(leaf: Leaf, names: Mapping[int, Name]) -> InputOrigin:
 
 
 def made_by(buffer: Buffer, name: str) -> InputOrigin:
-    """Return the origin of a ready buffer's data.
-
-    Args:
-        buffer: One that has data.
-        name: What the user calls it; empty where unknown.
-    """
+    """Return the origin of a ready buffer's data."""
     shape, dtype, _ = buffer.type
     nbytes = math.prod(shape) * dtype.itemsize
     known = {"name": name, "type": type_text(shape, dtype)}
@@ -185,12 +175,7 @@ class Holding:
 
 
 def holdings(graph: Graph, names: Mapping[int, Name]) -> dict[Value, Holding]:
-    """Return the holdings of a graph's data inputs and live outputs; to be called under `lock`.
-
-    Args:
-        graph: A graph of the step that is pending now.
-        names: The user's names of buffers, by their identity.
-    """
+    """Return the holdings of a graph's data inputs and live outputs; to be called under `lock`."""
     computed = {v for node in graph.nodes for v in node.outputs if v is not None}
     donated = donated_inputs()
     found: dict[Value, Holding] = {}

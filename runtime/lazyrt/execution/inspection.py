@@ -741,11 +741,7 @@ class Finished:
 def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | None:
     """Return a step that has run, to be looked into; None if its graph is not kept as IR.
 
-    The caller holds the lock.
-
-    Args:
-        number: The runtime's number of the step.
-        results: Positions of the results to show, in canonical order; none for all.
+    The caller holds the lock. `results` are positions in canonical order; none for all.
     """
     record = graph_registry.of_step(number)
     kept = kept_steps.find(number)

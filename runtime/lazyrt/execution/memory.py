@@ -68,13 +68,7 @@ def make_sure(
 ) -> None:
     """Check that so many bytes can be allocated, before anything is.
 
-    Args:
-        needed: Bytes.
-        what: What needs them, to begin a sentence with.
-        nodes: Returns what would be computed, for naming the largest values.
-
-    Raises:
-        OutOfMemoryError: There is no room, also once everything under way has ended.
+    `what` begins the sentence of the OutOfMemoryError, which names the largest values of `nodes`.
     """
     if needed < _MIN_ASKED and config.max_memory_bytes is None:
         return
@@ -183,11 +177,7 @@ def _result(nbytes: int, node: Node) -> str:
 
 
 class explained:  # noqa: N801 - used like a function, in `with`
-    """Turn XLA's words for a failed allocation into OutOfMemoryError; costs nothing else.
-
-    Args:
-        what: What was going on, to end a sentence with.
-    """
+    """Turn XLA's words for a failed allocation into OutOfMemoryError; costs nothing else."""
 
     __slots__ = ("_what",)
 
@@ -221,11 +211,7 @@ class explained:  # noqa: N801 - used like a function, in `with`
 
 
 def wait_for(data: Any) -> None:
-    """Wait until one device array is computed; Ctrl-C ends the wait.
-
-    Raises:
-        OutOfMemoryError: There was no room to compute it.
-    """
+    """Wait until one device array is computed; Ctrl-C ends the wait."""
     with explained("what this tensor comes from"):
         completion.wait_for(data)
 

@@ -45,9 +45,7 @@ def cone_of(
 ) -> tuple[list[Node], set[Value]]:
     """Return the nodes to run for some values, operands first, and which known ones they read.
 
-    Args:
-        roots: Values of nodes; they are run even if they are known.
-        known: Values that need not be computed.
+    Roots are run even if they are known.
     """
     done: dict[Node, None] = {}
     reused: set[Value] = set()
@@ -128,12 +126,7 @@ def _run_on_host(kernel: HostKernel, node: Node, operands: list[Any]) -> list[An
 
 
 class Tally:
-    """Tells listeners how far a run of single ops is, once it has taken a while.
-
-    Args:
-        nodes: How many there are to run.
-        purpose: Who runs them.
-    """
+    """Tells listeners how far a run of single ops is, once it has taken a while."""
 
     def __init__(self, nodes: int, purpose: Purpose) -> None:
         self._nodes = nodes
@@ -207,13 +200,9 @@ def run_cone(
 ) -> Iterator[tuple[Node, list[tuple[Value, Any]]]]:
     """Run what some values of a step need, node by node, and yield each node's results.
 
-    Nothing is remembered; a value is let go after its last use.
-
-    Args:
-        roots: Values of the step.
-        took: Where given, gets each node's nanoseconds, the better of two runs.
-        values: Where given, has a node's operands while the node is yielded; see `read`.
-        step: Has the inputs; by default the pending step.
+    Nothing is remembered; a value is let go after its last use. `took` gets each node's
+    nanoseconds, the better of two runs; `values` has a node's operands while the node is yielded,
+    see `read`.
     """
     wanted = list(roots)
     cone, _ = cone_of(wanted, ())
@@ -278,15 +267,8 @@ def compute(
 ) -> tuple[Values, int]:
     """Run the cone of some pending values in op-by-op mode, whatever ran before.
 
-    Args:
-        roots: The values.
-        refused: Called with a node that is refused for what its operands hold.
-
-    Returns:
-        The data of each root, and how many nodes were run.
-
-    Raises:
-        RuntimeError: A node is refused; another plain error where the CPU raises that.
+    Returns the data of each root, and how many nodes were run. `refused` is called with a node that
+    is refused for what its operands hold; otherwise that is a plain error, as on the CPU.
     """
     wanted = set(roots)
     cone, _ = cone_of(wanted, ())
@@ -320,11 +302,7 @@ def compute(
 def repair(roots: Sequence[Value]) -> None:
     """Take the ops that cannot be compiled out of the pending graph.
 
-    Args:
-        roots: The pending values of all live buffers.
-
-    Raises:
-        LoweringError: The CPU refuses an op, too. It was dropped; the rest is pending.
+    An op that the CPU refuses, too, is dropped and raised as a LoweringError; the rest stays pending.
     """
     while (node := _first_unlowerable(roots)) is not None:
         new = _replace(node, roots)

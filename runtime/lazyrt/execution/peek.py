@@ -46,14 +46,7 @@ def peek_value(
     tensor: str = "",
     step: StepInputs = pending,
 ) -> Any:
-    """Return the device array of a value of the pending step, or of one whose inputs are kept.
-
-    Args:
-        value: A value of the step, or a leaf of kind `data`.
-        site: Who asked, for events.
-        tensor: What the user's source calls it, for events.
-        step: Has the inputs.
-    """
+    """Return the device array of a value of the pending step, or of one whose inputs are kept."""
     process.check_not_forked()
     with lock:
         start = time.perf_counter_ns()
@@ -261,9 +254,6 @@ class _Executables:
 
     XLA works on some while Python traces the next. What all of them took is learned together,
     since they took it side by side.
-
-    Args:
-        cone: The nodes in the order in which they will run.
     """
 
     def __init__(self, cone: list[Node]) -> None:

@@ -318,12 +318,6 @@ def edges(
 
     A long axis keeps one index more between them, so that what prints the copy sees that
     something is left out there.
-
-    Args:
-        data: A device array.
-        dtype: The torch dtype that it stands for.
-        items: How many indices to keep at each end.
-        site: Who asked, for events.
     """
     kept = [
         np.arange(size)

@@ -35,11 +35,7 @@ def is_forked() -> bool:
 
 
 def check_not_forked() -> None:
-    """Check that the device can be used in this process.
-
-    Raises:
-        LazyRuntimeError: The process was forked after the device was used.
-    """
+    """Check that the device can be used in this process."""
     if _bad:
         raise LazyRuntimeError(
             f"process {os.getpid()} used the device lazyrt, and it is a forked process of one that "

@@ -159,10 +159,7 @@ class World:
     def forget_published(self, keys: list[str], readers: set[int]) -> None:
         """Forget this rank's keys of earlier launches, and remember those of this one.
 
-        Args:
-            keys: What this rank has published.
-            readers: The ranks that read it. All have come to this launch, so they have read
-                what they had to read before.
+        The readers have come to this launch, so they have read what they had to read before.
         """
         for earlier in [each for each in self._published if each[1] <= readers]:
             self._published.remove(earlier)
@@ -199,18 +196,7 @@ def initialise(
     line_of: Callable[[FrameType | None], str],
     condition: Callable[[], str],
 ) -> None:
-    """Join the processes of a torch process group; further calls do nothing.
-
-    Args:
-        store: torch's store of the group.
-        rank: This process.
-        size: How many there are; one needs nothing.
-        line_of: Returns the user's line in a frame.
-        condition: Returns the condition on the rank that the caller's lines stand under.
-
-    Raises:
-        UsageError: The device was used before.
-    """
+    """Join the processes of a torch process group; further calls do nothing."""
     global _world
     if _world is not None or size == 1:
         return
@@ -295,11 +281,7 @@ def together(site: SourceLocation | None) -> Iterator[None]:
 
 
 def check_alone(nodes: Iterable[Node]) -> None:
-    """Check that this process can compute some nodes by itself.
-
-    Raises:
-        ReplicaError: One of them is a collective.
-    """
+    """Check that this process can compute some nodes by itself."""
     if _world is None or _is_together:
         return
     found = next((n for n in nodes if is_collective(n) and len(group_of(n)) > 1), None)
@@ -376,10 +358,6 @@ class _Sum:
 
     The upper bits count the ranks that have come, the lower ones add up what they run. The rank that
     comes last so knows after one trip to the store, and the others after asking it now and then.
-
-    Args:
-        here: The processes.
-        own: What this rank is about to launch, with one group.
     """
 
     def __init__(self, here: World, own: _Launch) -> None:
@@ -434,10 +412,6 @@ class _Guard:
     """Compares the collectives that ranks are about to launch.
 
     What else they compute may differ: rank 0 may log, and each has positions of its own.
-
-    Args:
-        of: What the executable computes.
-        hlo: Its optimised HLO, whose order is that in which collectives run.
     """
 
     def __init__(self, of: Canonical | Spec, hlo: str) -> None:

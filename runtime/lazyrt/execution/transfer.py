@@ -100,11 +100,7 @@ def to_host(
 ) -> torch.Tensor:
     """Wait for a device array and copy it into a new CPU tensor of `dtype`.
 
-    Args:
-        data: The array.
-        dtype: The torch dtype that it stands for.
-        site: Who asked, for events.
-        is_look: Whether a view or a peek did, and not the program.
+    `is_look` tells that a view or a peek asks, and not the program.
     """
     process.check_not_forked()
     start = time.perf_counter_ns()
@@ -234,11 +230,7 @@ class HostKernel:
         self.reason = reason
 
     def __call__(self, *operands: Any) -> list[Any]:
-        """Run the op on copies of its operands.
-
-        Raises:
-            LoweringError: The CPU refuses it, too, or gives another type than was recorded.
-        """
+        """Run the op on copies of its operands."""
         spec = self._spec
         types = spec.operands
         # A number is one of Python's, as it was.

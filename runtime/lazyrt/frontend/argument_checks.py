@@ -47,12 +47,7 @@ PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 def refusal(call: Callable[[], Any], *also: type[Exception]) -> Exception | None:
-    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong.
-
-    Args:
-        call: Makes the call.
-        also: Other kinds that do.
-    """
+    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong."""
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
@@ -67,9 +62,6 @@ def blank(value: Value) -> torch.Tensor:
     """Return a CPU tensor of a value's type: zeros, as a number may be a position.
 
     Complex numbers are 1j, which fits no real dtype.
-
-    Raises:
-        MemoryError: It is too large.
     """
     strides = value.strides
     reach = math.prod(value.shape)
@@ -97,11 +89,7 @@ def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as 
 
 
 def _like_the_cpu(run: Callable[..., object]) -> Callable[..., None]:
-    """Return a check that makes a call on the CPU and raises what that raises.
-
-    Args:
-        run: Takes what the op takes, with blank CPU tensors.
-    """
+    """Return a check that makes a call on the CPU and raises what that raises."""
 
     def checked(*args: Any, **keywords: Any) -> None:
         try:
@@ -258,12 +246,7 @@ def check_overwrite(
     old_dtype: torch.dtype,
     old_shape: tuple[int, ...],
 ) -> None:
-    """Check that an in-place op can write what it has computed over its operand.
-
-    Raises:
-        RuntimeError: The operand's dtype cannot hold the result's kind of number, or the result
-            has another shape.
-    """
+    """Check that an in-place op can write what it has computed over its operand."""
     _require(
         torch.can_cast(dtype, old_dtype),
         f"result type {_NAMES.get(dtype, dtype)} can't be cast to the desired output type "
@@ -334,11 +317,7 @@ _ORDERED = {
 
 
 def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
-    """Raise what the CPU raises for a wrong call of the op `name`.
-
-    Raises:
-        RuntimeError: The call is wrong; says why.
-    """
+    """Raise what the CPU raises for a wrong call of the op `name`."""
     if name in _ORDERED and positional[0].is_complex():
         raise NotImplementedError(f"numbers of {positional[0].dtype} have no order")
     checked = _CHECKS.get(name)
@@ -356,11 +335,7 @@ _DISCARDS = "Casting complex values to real discards the imaginary part"
 
 
 def warn(text: str) -> None:
-    """Warn at the caller's line, as often as Python's filters let it through.
-
-    Raises:
-        UserWarning: A filter makes errors of such warnings.
-    """
+    """Warn at the caller's line, as often as Python's filters let it through."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_own(frame.f_code):
         frame = frame.f_back
@@ -379,11 +354,7 @@ def warn(text: str) -> None:
 
 
 def warn_once(text: str) -> None:
-    """Warn for the first time in a process, as torch does with most of what it warns of.
-
-    Raises:
-        UserWarning: A filter makes errors of such warnings.
-    """
+    """Warn for the first time in a process, as torch does with most of what it warns of."""
     if text in _said and not torch.is_warn_always_enabled():
         return
     _said.add(text)
@@ -417,13 +388,7 @@ def warns_of(name: str) -> bool:
 
 
 def warn_of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
-    """Warn of a functional op that torch warns of for its arguments.
-
-    Args:
-        name: Of the op.
-        positional: Its arguments, with meta tensors.
-        keywords: Those that have names only.
-    """
+    """Warn of a functional op that torch warns of for its arguments."""
     if name in _SPREADS:
         _of_freedom(_SPREADS[name], *positional, **keywords)
 
@@ -507,11 +472,7 @@ _LAYOUT_MAKERS = {
 
 
 def check_layout(tensor: torch.Tensor) -> None:
-    """Check a tensor that is to be copied to the device.
-
-    Raises:
-        DeviceError: It is sparse, quantised or of mkldnn's layout.
-    """
+    """Check a tensor that is to be copied to the device."""
     if tensor.is_quantized:
         raise _layout_error(".to()", "quantised")
     if tensor.layout is not torch.strided:
@@ -520,11 +481,7 @@ def check_layout(tensor: torch.Tensor) -> None:
 
 
 def check_index(device: torch.device | None) -> None:
-    """Check the device that an op was asked to put its result on.
-
-    Raises:
-        DeviceError: It is a lazy device of another index than 0.
-    """
+    """Check the device that an op was asked to put its result on."""
     if device is not None and device.type == DEVICE_TYPE and device.index:
         raise DeviceError(
             f"{device} was asked for, and there is no such device: one process has one lazy "

@@ -307,9 +307,6 @@ def operand(tensor: torch.Tensor) -> Value:
     """Return the value of a tensor argument.
 
     A CPU tensor of no dimensions becomes an input of the step, as torch allows on every device.
-
-    Raises:
-        DeviceError: The tensor lives on another device.
     """
     try:
         state = tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined]

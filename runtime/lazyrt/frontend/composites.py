@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 def combinations(
     self: torch.Tensor, r: int = 2, with_replacement: bool = False
 ) -> torch.Tensor:
-    """`aten.combinations`: the places follow from the size; torch selects them by a mask.
-
-    Raises:
-        RuntimeError: The tensor has not one dimension, or `r` is negative.
-    """
+    """`aten.combinations`: the places follow from the size; torch selects them by a mask."""
     places = torch.arange(self.numel(), device="cpu").reshape(self.shape)
     chosen = torch.combinations(places, r, with_replacement)
     if not chosen.numel():
@@ -130,14 +126,7 @@ def transformer_encoder_layer(
 def kaiser_window(
     window_length: int, periodic: bool = True, beta: float = 12.0, **kind: Any
 ) -> torch.Tensor:
-    """`aten.kaiser_window` in all its forms; torch's calls a kernel that only its devices have.
-
-    Args:
-        window_length: Elements of the result.
-        periodic: Whether to leave out the last element of the symmetric window.
-        beta: How narrow it is.
-        kind: dtype, layout, device, pin_memory.
-    """
+    """`aten.kaiser_window` in all its forms; torch's calls a kernel that only its devices have."""
     if window_length <= 1:
         return torch.ones(window_length, **kind)
     count = window_length + periodic
@@ -151,10 +140,6 @@ def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
     """Return the out= form of an op whose own composite writes through what is no view here.
 
     It asks the result's storage whether a view shares it, or writes to `_unsafe_view` of it.
-
-    Args:
-        name: Of the form, such as `matmul.out`.
-        pure: Computes what is written.
     """
     func = find_overload(name)
     assert func is not None
@@ -329,13 +314,7 @@ def _choosing(
     find: Callable[[torch.Tensor], torch.Tensor],
     share: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return an op that chooses one element: its derivative is shared among equal ones, or NaN.
-
-    Args:
-        op: The op, for where nothing is differentiated.
-        find: Returns its value.
-        share: Returns the value that a mask chooses, with a derivative shared among them.
-    """
+    """Return an op that chooses one element: its derivative is shared among equal ones, or NaN."""
 
     def chosen(self: torch.Tensor) -> torch.Tensor:
         if not _is_differentiated(self) or not self.numel():
@@ -365,13 +344,7 @@ def _chosen(
     value: torch.Tensor,
     share: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return a value that stands among the elements, with its derivative by each of them.
-
-    Args:
-        x: The elements.
-        value: One of them, without a derivative.
-        share: Of `_choosing`.
-    """
+    """Return a value that stands among the elements, with its derivative by each of them."""
     is_nan = x.isnan()
     nans = torch.where(is_nan, x, 0).sum() / is_nan.sum().clamp(min=1)
     return torch.where(value.isnan(), nans.to(x.dtype), share(x, x == value))
@@ -442,13 +415,7 @@ DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
 def require(
     holds: torch.Tensor, said: str, kind: type[Exception] = ArgumentCheckError
 ) -> None:
-    """Raise where a condition does not hold: now if the host knows, else once its step has run.
-
-    Args:
-        holds: The condition, a bool of no dimensions on the device.
-        said: What is wrong where it is false.
-        kind: Of the error.
-    """
+    """Raise where a condition does not hold: now if the host knows, else once its step has run."""
     with lock:
         state = state_of(holds)
         value = state.value
@@ -468,10 +435,6 @@ def checked(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     Numbers are checked at once, and elements where the host knows them; else the check waits for
     its step.
-
-    Args:
-        name: Of the op, such as `multinomial`.
-        kernel: Runs it unchecked.
     """
     is_whole = name.startswith("randint") and not name.startswith("randint_like.Tensor")
     if is_whole or name in {"random_.from", "random_.to"}:
@@ -508,11 +471,7 @@ def _in_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache
 def _said_of_bounds(dtype: torch.dtype, *bounds: int | None) -> tuple[str, ...]:
-    """Return what the CPU warns of where it draws integers; no element of them is drawn here.
-
-    Raises:
-        RuntimeError: The CPU refuses the bounds or the dtype.
-    """
+    """Return what the CPU warns of where it draws integers; no element of them is drawn here."""
     with plain_dispatch(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.empty(0, dtype=dtype, device="cpu").random_(*bounds)
@@ -570,11 +529,7 @@ _DOMAINS: dict[str, _Domain] = {
 def assert_async(
     condition: torch.Tensor, message: str = "Expected Tensor to be nonzero"
 ) -> None:
-    """`aten._assert_async`: by its name it may raise later than at its line.
-
-    Raises:
-        RuntimeError: The condition does not hold.
-    """
+    """`aten._assert_async`: by its name it may raise later than at its line."""
     if condition.numel() != 1:
         found = "more than one value" if condition.numel() else "no values"
         raise RuntimeError(f"Boolean value of Tensor with {found} is ambiguous")

@@ -43,9 +43,6 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     torch's other checks do (`value_checks.py`). Where it may not wait, what is pending runs: a cut
     of the graph, like a fallback and unlike a user's read also inside a step. The `_ex` functions
     of `torch.linalg` return `info` and check nothing.
-
-    Raises:
-        torch.linalg.LinAlgError: A matrix was singular, not positive definite, ...
     """
     if not info.numel():
         return

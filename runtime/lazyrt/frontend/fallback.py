@@ -170,13 +170,7 @@ _MASKS = frozenset((torch.bool, torch.uint8))
 def with_known_shape(
     func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Record an op with the shape that the host knows; `NotImplemented` where it takes a break.
-
-    Args:
-        func: The op, called below autograd.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Record an op with the shape that the host knows; `NotImplemented` where it takes a break."""
     name = str(func)
     if pending.eager or name not in _DYNAMIC:
         return NotImplemented

@@ -116,11 +116,7 @@ def state_tensor(state: live.Generator) -> torch.Tensor:
 
 
 def restore(state: live.Generator, saved: torch.Tensor) -> None:
-    """Set a generator to a state that `state_tensor` gave.
-
-    Raises:
-        UsageError: It is the state of another kind of generator.
-    """
+    """Set a generator to a state that `state_tensor` gave."""
     if saved.dtype is not torch.uint8 or saved.numel() != _STATE_BYTES:
         raise UsageError(
             f"set_state() got {saved.numel()} elements of {saved.dtype}, and a state of this "
@@ -133,11 +129,7 @@ def restore(state: live.Generator, saved: torch.Tensor) -> None:
 
 
 def source(generator: object) -> live.Generator:
-    """Return what an op draws from, given its `generator` argument.
-
-    Raises:
-        DeviceError: The generator belongs to another device.
-    """
+    """Return what an op draws from, given its `generator` argument."""
     if generator is None:
         return live.generator
     if isinstance(generator, compat.TorchGenerator):

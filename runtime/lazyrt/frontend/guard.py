@@ -51,12 +51,7 @@ ARGUMENT_CHECK = "torch.distributions, which checks its arguments"
 def check_read(how: str, tensor: torch.Tensor) -> None:
     """Stop a read of a pending tensor if the innermost step forbids it.
 
-    Args:
-        how: What was called, where the source does not tell: `.item()`, `torch.save`, ...
-        tensor: What is read.
-
-    Raises:
-        StepSyncError: The innermost step has `on_read="error"`.
+    `how` is what was called, where the source does not tell: `.item()`, `torch.save`, ...
     """
     step = _forbidding()
     if step is None:
@@ -122,11 +117,7 @@ def _forbidding() -> ActiveStep | None:
 
 
 def check_barrier(how: str) -> None:
-    """Stop a barrier that the program asks for in the middle of a step.
-
-    Raises:
-        StepSyncError: The innermost step has `on_read="error"`.
-    """
+    """Stop a barrier that the program asks for in the middle of a step."""
     step = _forbidding()
     if step is None:
         return
@@ -140,11 +131,7 @@ def check_barrier(how: str) -> None:
 
 
 def check_shape(op: str) -> None:
-    """Stop an op whose result has a shape that only the data tell.
-
-    Raises:
-        StepSyncError: The innermost step has `on_read="error"`.
-    """
+    """Stop an op whose result has a shape that only the data tell."""
     step = _forbidding()
     if step is None:
         return

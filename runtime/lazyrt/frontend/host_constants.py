@@ -39,8 +39,7 @@ _arrays: dict[int, tuple[weakref.ref[Any], Bounds | None]] = {}
 def bounds_of(value: Value) -> Bounds | None:
     """Return numbers that no element lies below or above; None where nothing tells.
 
-    Args:
-        value: Of an integer type or bool. More than 32 ops under it are not looked at.
+    More than 32 ops under it are not looked at.
     """
     return _Search().of(value)
 

@@ -275,14 +275,9 @@ def infer(
 ) -> Any:
     """Return the result types of `op` on `args` (schema order, values for tensors).
 
-    The answer has the structure of the op's result: a `Result`, None for an undefined tensor,
-    or a tuple of these.
-
-    Args:
-        op: The functional op.
-        args: One entry for each argument of the schema.
-        func: The overload that the user called, when it is not `op.func`: its in-place or
-            out= form is run instead, for the checks that only it makes.
+    The answer has the structure of the op's result: a `Result`, None for an undefined tensor, or a
+    tuple of these. `func` is the overload that the user called, when it is not `op.func`: its
+    in-place or out= form is run instead, for the checks that only it makes.
     """
     called = func or op.func
     if func is not None:
@@ -365,11 +360,7 @@ def _is_data(arg: object) -> bool:
 
 
 def check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
-    """Check the floats that an in-place op takes as inputs, as they are where it is recorded.
-
-    Raises:
-        RuntimeError: The CPU refuses one that a tensor's dtype cannot hold; in its words.
-    """
+    """Check the floats that an in-place op takes as inputs, as they are where it is recorded."""
     values = list(iter_values(args))
     inputs = {
         value: pending.floats[value.position]
@@ -472,21 +463,14 @@ def _check_elements(func: torch._ops.OpOverload, args: Sequence[object]) -> None
 
 
 def run_blank(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
-    """Call an op on blank CPU tensors, for what it says of a wrong call.
-
-    Args:
-        func: The op.
-        args: Components of a key.
-    """
+    """Call an op on blank CPU tensors, for what it says of a wrong call."""
     return _call(func, [*map(_to_cpu, args)])
 
 
 def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
     """Return what a node's op gives on the CPU, structured as the op's result.
 
-    Args:
-        node: Of an op that draws no random numbers.
-        values: CPU tensors, or numbers for lifted ones, of all its operands.
+    The values are CPU tensors, or numbers for lifted ones.
     """
 
     def convert(arg: Any) -> Any:

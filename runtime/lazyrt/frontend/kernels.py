@@ -259,12 +259,6 @@ def when_called(
 
     Of two thousand ops a program calls some dozens, and making the kernels of all would be a third
     of the time that importing lazyrt takes.
-
-    Args:
-        make: Makes the kernel of an op.
-
-    Returns:
-        What gives the kernel of an op, or of its name, that is made by its first call.
     """
 
     def begin(func: torch._ops.OpOverload | str) -> Kernel:
@@ -544,11 +538,7 @@ def write(tensor: torch.Tensor, value: Value) -> None:
 
 
 def _fit(value: Value, old: Value) -> Value:
-    """Return what an in-place op has computed, restrided to the type of what it overwrites.
-
-    Raises:
-        RuntimeError: It is none of the kind: the op would change its operand's dtype or shape.
-    """
+    """Return what an in-place op has computed, restrided to the type of what it overwrites."""
     # The recorded op may be an equal one that was not in place, and had nothing to refuse.
     check_overwrite(value.dtype, value.shape, old.dtype, old.shape)
     return fit(value, old.shape, old.dtype, old.strides)

@@ -77,12 +77,7 @@ _forwards, _backwards = record.composed_tables(), record.composed_tables()
 
 
 def _record_again(tables: Tables, read: Args) -> _Recorded | None:
-    """Record a call that another call site has recorded; None where no such call is known.
-
-    Args:
-        tables: Such calls.
-        read: What the call reads.
-    """
+    """Record a call that another call site has recorded; None where no such call is known."""
     found: _Recorded | None = tables.known.get(read)
     # What is pending from before the cell has lines of its own: ops are recorded one by one.
     if found is None or carried:
@@ -310,13 +305,8 @@ def _backward(
 ) -> _Recorded | None:
     """Record what the derivatives of the composite record; None for other layouts.
 
-    Args:
-        x: Input.
-        g: Gradient of the result.
-        w: Weight.
-        output_mask: Whether the gradients of input, weight and bias are asked for.
-        flat: The input's rows in the forward call, None where that is not known.
-        turned: The weight's transpose there.
+    `flat` is the input's rows in the forward call, `turned` the weight's transpose there; None
+    where that is not known.
     """
     if x.strides is not None or w.strides is not None or w.dtype.is_complex:
         return None

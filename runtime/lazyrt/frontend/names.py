@@ -82,20 +82,12 @@ def set_elsewhere(
 
 
 def names_of_buffers(depth: int = 1) -> dict[int, Name]:
-    """Return names by the identity of the buffers that they lead to, shortest path first.
-
-    Args:
-        depth: Frames to skip.
-    """
+    """Return names by the identity of the buffers that they lead to, shortest path first."""
     return {key: found[0] for key, found in all_names(depth + 1).items()}
 
 
 def all_names(depth: int = 1) -> dict[int, list[Name]]:
-    """Return what leads to each buffer, by its identity, the shortest path first.
-
-    Args:
-        depth: Frames to skip.
-    """
+    """Return what leads to each buffer, by its identity, the shortest path first."""
     walk = Walk()
     for namespace, _ in namespaces(depth + 1):
         walk.add_namespace(namespace)
@@ -467,9 +459,7 @@ def holders_of_buffers(
 ) -> dict[int, Held]:
     """Return by the identity of each buffer who holds it, and as what.
 
-    Args:
-        extra: A namespace to search beside those of the calling frames, such as a shell's.
-        depth: Frames to skip.
+    `extra` is searched beside the calling frames' namespaces, such as a shell's.
     """
     with lock:
         walk = _HolderWalk()

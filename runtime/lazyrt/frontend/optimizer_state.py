@@ -126,11 +126,7 @@ def is_new(thing: object) -> bool:
 
 
 def are_derived(numbers: Iterable[object]) -> bool:
-    """Return whether an update has computed some of these numbers: they vary with the step.
-
-    Args:
-        numbers: Constants as keys have them.
-    """
+    """Return whether an update has computed some of these numbers: they vary with the step."""
     optimizer = updating()
     if optimizer is None:
         return False

@@ -442,12 +442,6 @@ def small_check(
 
     A result is remembered for as long as its inputs are the same arrays and numbers. Where the
     host knows these, the device is not asked.
-
-    Args:
-        tensor: What is read.
-        state: Its own.
-        site: The user's line, for events.
-        checker: Who asks, such as `torch.distributions`.
     """
     value = state.value
     assert value is not None
@@ -568,11 +562,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def require_data(buffer: Buffer) -> None:
-    """Check that a buffer with nothing pending has data.
-
-    Raises:
-        LostValueError: It has none.
-    """
+    """Check that a buffer with nothing pending has data."""
     _known_data(buffer)
 
 

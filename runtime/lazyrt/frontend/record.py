@@ -89,16 +89,8 @@ def operation(func: torch._ops.OpOverload) -> Op:
 def functional(op: Op, args: Args, walk: provenance.Walk | None = None) -> Any:
     """Record `op` on `args`: one entry for each schema argument.
 
-    Args:
-        op: The op.
-        args: Its key.
-        walk: Given to all ops that one call records, so that they look for their line once.
-
-    Returns:
-        A value, None, or a tuple of these, as the op's result is structured.
-
-    Raises:
-        FallbackNeeded: The op cannot be lowered for these operands.
+    The `walk` is given to all ops that one call records, so that they look for their line once. An
+    op that cannot be lowered for these operands raises FallbackNeeded.
     """
     args = complete(op, args)
     found = op.cache.get(args)
@@ -133,11 +125,7 @@ def miss(
 ) -> Any:
     """Record what `functional` did not find.
 
-    Args:
-        op: The functional op.
-        args: Its key.
-        called: The overload the user called, where it is the in-place or out= form.
-        walk: See `functional`.
+    `called` is the overload that the user called, where it is the in-place or out= form.
     """
     if torch.get_default_dtype() is not _default_dtype:
         forget_nodes()
@@ -184,15 +172,7 @@ def _check_inputs(called: torch._ops.OpOverload, args: Args) -> None:
 
 
 def record_again(known: Any, walk: provenance.Walk | None) -> Any:
-    """Record an op that is known, at a call site that has not recorded it: only its line is new.
-
-    Args:
-        known: What the op gives.
-        walk: See `functional`.
-
-    Raises:
-        FallbackNeeded: The op was found to be one that cannot be compiled.
-    """
+    """Record an op that is known, at a call site that has not recorded it: only its line is new."""
     is_one = known.__class__ is Value
     node: Any = known.node if is_one else next(iter_values(known)).node
     if node.spec.failure:
@@ -316,9 +296,6 @@ def _check(spec: Spec) -> None:
     """Have a spec checked abstractly, unless another process wrote down that it passed.
 
     Rules of the user's are rules of this process: with any of them, each op is checked here.
-
-    Raises:
-        FallbackNeeded: The op cannot be lowered for these operands.
     """
     if spec.is_checked:
         return
@@ -341,10 +318,7 @@ def _check(spec: Spec) -> None:
 def twin(node: Node, args: Args, *, intern: bool) -> Node:
     """Return the node of the same op, recorded at the same place, on other operands.
 
-    Args:
-        node: A recorded node.
-        args: Its arguments with some values replaced by others of the same types.
-        intern: Whether equal ops recorded later are this node; else it is one to look at.
+    With `intern`, equal ops recorded later are this node; else it is one to look at.
     """
     global _interned
     cache = node.op.cache
@@ -552,14 +526,7 @@ def on_new_run(forget: Callable[[], None]) -> None:
 
 
 def force_fallback(name: str | torch._ops.OpOverload) -> None:
-    """Run an op on the CPU from now on.
-
-    Args:
-        name: The functional overload, or its qualified name.
-
-    Raises:
-        UsageError: There is no functional op of that name.
-    """
+    """Run an op on the CPU from now on."""
     parts = str(name).split(".")
     found = getattr(torch.ops, parts[0], None) if len(parts) == 3 else None  # noqa: PLR2004
     func = getattr(getattr(found, parts[1], None), parts[2], None) if found else None

@@ -147,9 +147,7 @@ class RecordedCall:
     ) -> Sequence[Any]:
         """Return what the function returns.
 
-        Args:
-            args: Its arguments.
-            numbers: One of each of its `dtypes`.
+        There is one number for each of its `dtypes`.
         """
         if pending.eager or scalars.rehearses() or is_followed():
             return self._run(args, numbers)
@@ -305,14 +303,7 @@ class _Before:
         states: list[Any],
         written: Sequence[int],
     ) -> _Outcome | None:
-        """Return what the call has come to; None if that cannot be made again by itself.
-
-        Args:
-            results: What it returned.
-            args: Its arguments.
-            states: Theirs, and those of what it reads besides.
-            written: The positions of the arguments that it writes.
-        """
+        """Return what the call has come to; None if that cannot be made again by itself."""
         if not self._only_recorded():
             return None
         made = _states_of(results, states)
@@ -372,8 +363,7 @@ def _states_of(
 ) -> tuple[dict[int, int], list[Buffer], tuple[_View, ...]] | None:
     """Return the new states under results: numbers by identity, buffers and views in order.
 
-    Returns:
-        None where a state is of a kind that only its op can make.
+    None where a state is of a kind that only its op can make.
     """
     slots: dict[int, int] = {}
     for slot, state in enumerate(states):

@@ -82,15 +82,10 @@ def should_lift(
 ) -> bool:
     """Decide whether the numbers of a new node become inputs.
 
-    In eager debug mode all do, and nothing is noted: how often an op is compiled must not
-    depend on where barriers stand. While a graph from before is pending none do: a view of it
-    may keep the number's input, which eager debug mode gives back.
-
-    Args:
-        cache: The op's table of nodes, from which constants' nodes are removed once lifted.
-        key: The node's key in it.
-        numbers: Its liftable components.
-        where: The op and the line of code that recorded it.
+    In eager debug mode all do, and nothing is noted: how often an op is compiled must not depend on
+    where barriers stand. While a graph from before is pending none do: a view of it may keep the
+    number's input, which eager debug mode gives back. Constants' nodes leave the op's table once
+    they are lifted.
     """
     if pending.eager:
         return not pending.parked
@@ -184,13 +179,7 @@ def has_position(func: torch._ops.OpOverload) -> bool:
 
 
 def lift_positions(op: Op, args: tuple[Any, ...], depth: int) -> _Rewrite | None:
-    """Return the op and arguments that take a slice's position as an input, if they should.
-
-    Args:
-        op: The op being recorded.
-        args: Its arguments.
-        depth: Frames between the caller and the user's code, at least.
-    """
+    """Return the op and arguments that take a slice's position as an input, if they should."""
     rewriter = _REWRITERS.get(op.func)
     if rewriter is None:
         return None

@@ -109,12 +109,8 @@ def new_zeros_like_tangent(
     """`aten._new_zeros_with_same_feature_meta`: zeros for the tangent of `other`.
 
     They lie in a storage as `other` lies in its own, since views of both must do so. torch's own
-    kernel goes by the bytes of the storage, of which the device has none.
-
-    Args:
-        self: A tangent, whose first dimensions may be a batch of tangents.
-        other: The primal.
-        self_num_batch_dims: How many dimensions of `self` are the batch.
+    kernel goes by the bytes of the storage, of which the device has none. Its first dimensions may
+    be a batch of tangents.
     """
     batch = tuple(self.shape[:self_num_batch_dims])
     if other.is_contiguous() and not other.storage_offset():
@@ -530,14 +526,7 @@ def check_outs(
 ) -> None:
     """Check that what an op has computed can be written to each `out=`, before any is written.
 
-    Args:
-        func: The op with `out=`.
-        targets: Tensors, or lists of them.
-        values: What belongs to each.
-
-    Raises:
-        RuntimeError: One repeats elements, or cannot hold the result's kind of number.
-        DeviceError: One lives on another device.
+    It must not repeat elements, and must hold the result's kind of number, on this device.
     """
     for target, value in _pairs(targets, values):
         _check_out(func, target, value)

@@ -56,9 +56,7 @@ def new_storage(
 ) -> torch.UntypedStorage:
     """Return a new lazy storage.
 
-    Args:
-        contents: How many bytes, all zero, or the bytes.
-        device: `lazyrt`, with or without an index.
+    It has so many bytes, all zero, or the bytes that are given.
     """
     argument_checks.check_index(None if device is None else torch.device(device))
     if isinstance(contents, int):
@@ -122,9 +120,7 @@ def _whole(base: Buffer) -> torch.Tensor:
 def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     """Return a tensor that shows a copy of a lazy tensor's storage as the tensor shows its own.
 
-    Args:
-        tensor: To be copied.
-        memo: Of `copy.deepcopy`. Storages and tensors on one buffer share one copy of it.
+    Storages and tensors on one buffer share one copy of it.
     """
     state = _copied(state_of(tensor), memo)
     return wrap(state, current_value(state))
@@ -337,11 +333,7 @@ class HostBytes:
         return wrap(buffer, Value(None, 0, *kind))
 
     def to_buffer(self) -> Buffer:
-        """Return a buffer of the bytes, for a program that works on the storage itself.
-
-        Raises:
-            NoLoweringError: Tensors were built on it, which would not see what is written.
-        """
+        """Return a buffer of the bytes, for a program that works on the storage itself."""
         if self._buffers:
             raise NoLoweringError(
                 "the bytes of this storage were read from a checkpoint and have become tensors "

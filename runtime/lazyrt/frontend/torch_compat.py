@@ -72,9 +72,8 @@ def aot_backend(
 ) -> Callable[..., Any]:
     """Return a backend of TorchDynamo that hands forward and backward graphs to `compiler`.
 
-    Args:
-        compiler: Takes `forward`, `backward` or `inference`, and a graph of ATen ops; returns a
-            function of the list of arguments.
+    That takes `forward`, `backward` or `inference`, and a graph of ATen ops; it returns a function
+    of the list of arguments.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import default_partition
@@ -106,9 +105,6 @@ def _view_anew(joint: torch.fx.Graph) -> None:
     """Let a graph's backward ops view what forward ops have computed by views of their own.
 
     Forward then saves what is viewed, once, and not each view of it.
-
-    Args:
-        joint: Forward and backward in one graph.
     """
     nodes = list(joint.nodes)
     tags = [node.meta.get("partitioner_tag") for node in nodes]
@@ -173,9 +169,6 @@ def never_trace_beneath(is_ours: Callable[[str], bool]) -> None:
 
     A package that is skipped is not enough: what its functions call of others, such as a look-up
     in a dictionary of weak references, is traced all the same.
-
-    Args:
-        is_ours: Returns whether a file is meant, by its name.
     """
 
     def patch(module: Any) -> None:
@@ -627,11 +620,7 @@ def edge_items(shape: Sequence[int]) -> int | None:
 
 
 def edges_text(edges: torch.Tensor) -> str:
-    """Return what torch prints inside `tensor(...)` of a large tensor, given its edges.
-
-    Args:
-        edges: A CPU tensor with the indices that `edge_items` tells, and one between them.
-    """
+    """Return what torch prints inside `tensor(...)` of a large tensor, given its edges."""
     printing: Any = torch._tensor_str
     with plain_dispatch():
         parts = [edges.real, edges.imag] if edges.is_complex() else [edges]
@@ -791,11 +780,8 @@ def patch_accelerator(
 ) -> None:
     """Answer what `torch.accelerator` asks of C++, where a Python backend has no say.
 
-    Args:
-        synchronize: Runs what is pending and waits.
-        allocated_bytes: Returns the size of the data of live tensors.
-        free_bytes: Returns how much more there is room for.
-        refuse: Raises for the function of a name that cannot be answered.
+    `synchronize` runs what is pending and waits; `refuse` raises for the function of a name that
+    cannot be answered.
     """
 
     def stats(_device: int) -> dict[str, Any]:
@@ -848,12 +834,10 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 def patch_backward(rehearses: Callable[[], bool]) -> None:
     """Run backward of lazy tensors on the calling thread.
 
-    Autograd would run it on a worker thread of the device, where the Python stack that tells
-    who called `backward()` is missing, and which costs 10 to 40 % more.
-
-    Args:
-        rehearses: Whether ops are recorded to be taken back: then autograd's graph, which the program
-            may have made before, is retained.
+    Autograd would run it on a worker thread of the device, where the Python stack that tells who
+    called `backward()` is missing, and which costs 10 to 40 % more. Where it rehearses, ops are
+    recorded to be taken back: autograd's graph, which the program may have made before, is
+    retained.
     """
     original = torch.autograd.graph._engine_run_backward
 
@@ -991,11 +975,6 @@ def patch_pickling(
 
     A checkpoint holds the CPU copy and the device's name, in the form that torch itself loads
     with `weights_only=True`.
-
-    Args:
-        to_host: Returns a tensor's value.
-        copied: Returns a tensor that shows a copy of a tensor's storage, as deepcopy's memo
-            remembers it, in the same way.
     """
 
     class Contents:

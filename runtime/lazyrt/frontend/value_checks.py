@@ -65,13 +65,7 @@ def must_stay(
 ) -> bool:
     """Return whether numbers decide if a call is right, although others of their kind do not.
 
-    Args:
-        func: An op.
-        args: Its key.
-        numbers: Its integers, and its floats and complex numbers as components of a key.
-
-    Raises:
-        RuntimeError: The CPU refuses a number that a tensor's dtype cannot hold; in its words.
+    A number that a tensor's dtype cannot hold raises the CPU's error.
     """
     for number in numbers:
         if _is_complex(number):
@@ -163,15 +157,7 @@ _ON_INTEGERS = frozenset(
 
 
 def check_values(node: Node, values: Values) -> None:
-    """Raise what the CPU raises for an op on operands that hold what these do.
-
-    Args:
-        node: What is to be run.
-        values: The data of its operands that are no leaves.
-
-    Raises:
-        RuntimeError: The CPU refuses them; another plain error where it raises that.
-    """
+    """Raise what the CPU raises for an op on operands that hold what these do."""
     name = node.op.schema.name
     if name not in _WITH_POSITIONS and not (
         name in _ON_INTEGERS
@@ -290,11 +276,7 @@ _IN_DERIVATIVES = {
 
 
 def find(depth: int = 1) -> Check | None:
-    """Return the check of torch's that reads a value now; None for any other reader.
-
-    Args:
-        depth: How many frames up the first is that may be torch's.
-    """
+    """Return the check of torch's that reads a value now; None for any other reader."""
     running = autograd_node()
     if running is not None and running[0] in _IN_DERIVATIVES:
         return Check(passes=True, said=_IN_DERIVATIVES[running[0]])
@@ -315,14 +297,7 @@ def find(depth: int = 1) -> Check | None:
 def put_off(
     check: Check, tensor: torch.Tensor, state: object, site: SourceLocation | None
 ) -> torch.Tensor | None:
-    """Let a check wait for its step; return what it finds if it passes, None if it cannot wait.
-
-    Args:
-        check: What reads.
-        tensor: What it reads, pending.
-        state: That tensor's: a buffer or a view.
-        site: The user's line.
-    """
+    """Let a check wait for its step; return what it finds if it passes, None if it cannot wait."""
     if not can_wait() or not isinstance(state, Buffer):
         return None
     error = explained(ArgumentCheckError, check.said, site, pending.number)
@@ -345,14 +320,7 @@ def can_wait() -> bool:
 def explained(
     kind: type[Exception], said: str, site: SourceLocation | None, number: int
 ) -> Exception:
-    """Return the error of a check that has run with its step.
-
-    Args:
-        kind: Its class.
-        said: What is wrong, in torch's words.
-        site: The user's line.
-        number: Of the pending step in which it was recorded.
-    """
+    """Return the error of a check that has run with its step."""
     error = kind(
         f"{said.rstrip('.')}. The check ran together with its step, so what was computed since, "
         "updates of parameters too, used these values. Set lazyrt.config.deferred_checks = False "

@@ -66,11 +66,7 @@ def wrap_view(view: View, value: Value, viewed: torch.Tensor) -> torch.Tensor:
 
 
 def check_start(tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """Check that the elements of a larger dtype may begin where a view begins in its storage.
-
-    Raises:
-        RuntimeError: They would begin in the middle of one; in torch's words.
-    """
+    """Check that the elements of a larger dtype may begin where a view begins in its storage."""
     start = int(tensor.storage_offset())
     if start * tensor.itemsize % dtype.itemsize:
         whole = torch.empty(0, dtype=tensor.dtype, device="meta")
@@ -124,15 +120,7 @@ def as_strided(
 
 
 def check_bounds(root: State, places: tuple[Any, ...]) -> None:
-    """Refuse places beyond the end of a storage, as the CPU does.
-
-    Args:
-        root: The whole storage.
-        places: Sizes, strides and offset, in elements of it.
-
-    Raises:
-        RuntimeError: The last place lies beyond.
-    """
+    """Refuse places beyond the end of a storage, as the CPU does."""
     size, stride, offset = places
     shape, dtype, _ = root.type
     if 0 in size or len(size) != len(stride):
@@ -204,11 +192,7 @@ def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def root_as(state: State, dtype: torch.dtype) -> State:
-    """Return the storage under a tensor as elements of the tensor's own dtype.
-
-    Raises:
-        NoLoweringError: The tensor shows the storage conjugated or negated.
-    """
+    """Return the storage under a tensor as elements of the tensor's own dtype."""
     link = state
     while isinstance(link, buffers.View):  # eager debug mode gives `View` another class
         if link.op.func in {aten._conj.default, aten._neg_view.default}:
@@ -255,11 +239,6 @@ def resize(
 
     Else the tensor gets new storage with the elements of the old one from its own first on, then
     unwritten ones; views of the old storage stay behind, unlike on the CPU.
-
-    Args:
-        tensor: Gets the shape.
-        shape: Sizes.
-        strides: Without gaps or overlaps, in elements; None for contiguous ones.
     """
     state = state_of(tensor)
     held, dtype, _ = state.base.type

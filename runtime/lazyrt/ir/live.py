@@ -139,11 +139,7 @@ class Buffer:
 
     @property
     def type(self) -> Type:
-        """(shape, dtype, strides) of the tensor that owns the storage.
-
-        Raises:
-            LostValueError: The storage was never written, or its value was dropped.
-        """
+        """(shape, dtype, strides) of the tensor that owns the storage."""
         if self.meta is not None:
             return self.meta
         if self.value is None:
@@ -454,11 +450,7 @@ def why_lost(lost: Lost) -> str:
 
 
 def leaf_of(buffer: Buffer) -> Leaf:
-    """Make a ready buffer's data the next input of the pending step.
-
-    Raises:
-        LostValueError: The buffer has neither data nor a pending value.
-    """
+    """Make a ready buffer's data the next input of the pending step."""
     data = buffer.data
     if data is None or data.__class__ is Lost:
         raise LostValueError(_NEVER if data is None else why_lost(data))

@@ -45,11 +45,7 @@ def is_alike(one: Node, other: Node) -> bool:
 
 
 def merge(live: Sequence[Buffer]) -> None:
-    """Give buffers whose values equal ops compute the value of one of them.
-
-    Args:
-        live: The buffers that a barrier would give data now.
-    """
+    """Give buffers whose values equal ops compute the value of one of them."""
     if not pending.may_repeat or pending.eager:
         return
     values = tuple([buffer.value for buffer in live])
@@ -94,10 +90,7 @@ def rebuilt(
 ) -> dict[Value, Value]:
     """Return what stands for each value once some values have become inputs.
 
-    Args:
-        nodes: Those that may read them, operands first.
-        replaced: The new inputs by the values that they stand for.
-        make_twin: Makes the node of the same op on other operands; None records it.
+    `make_twin` makes the node of the same op on other operands; None records it.
     """
     new = dict(replaced)
     make_twin = make_twin or _make_twin

@@ -334,10 +334,7 @@ def visit(
 ) -> None:
     """Add a node to `done`, after all that it needs; without recursion.
 
-    Args:
-        root: Where to begin.
-        done: The nodes visited so far, in post order.
-        needs: Returns the nodes that one needs first, without those in `done`.
+    `needs` returns the nodes that one needs first; `done` is in post order.
     """
     stack = [root]
     while stack:

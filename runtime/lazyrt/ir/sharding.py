@@ -171,10 +171,7 @@ def arranged(data: Any, sharding: Sharding | None) -> Any:
 def stored(old: Type | None, data: Any, type_: Type) -> tuple[Any, Type]:
     """Return what a buffer stores in place of what it had: a tensor keeps its sharding.
 
-    Args:
-        old: The type of what it had; None for a new buffer, which takes data as they are.
-        data: A device array.
-        type_: Its shape, dtype and strides.
+    The old type is None for a new buffer, which takes data as they are.
     """
     if old is not None and old[0] == type_[0]:
         data = arranged(data, sharding_of(old))
@@ -195,12 +192,7 @@ def typed(data: Any, type_: Type) -> Type:
 
 
 def laid_out(args: list[Any], placements: Sequence[Any] | None) -> list[Any]:
-    """Return a program's arguments on its devices.
-
-    Args:
-        args: Device arrays.
-        placements: jax's shardings of the arguments; None for a program of one device.
-    """
+    """Return a program's arguments on its devices."""
     if placements is None:
         return [jax_compat.whole(arg) for arg in args]
     moved = [k for k, arg in enumerate(args) if arg.sharding != placements[k]]

@@ -52,11 +52,7 @@ _COMPLEX_OF = {
 
 
 def to_jax_dtype(dtype: torch.dtype) -> Any:
-    """Return the NumPy dtype with which jax stores a torch dtype.
-
-    Raises:
-        TypeError: XLA has no such type.
-    """
+    """Return the NumPy dtype with which jax stores a torch dtype."""
     try:
         return _TO_JAX[dtype]
     except KeyError:
@@ -64,11 +60,7 @@ def to_jax_dtype(dtype: torch.dtype) -> Any:
 
 
 def to_torch_dtype(dtype: Any) -> torch.dtype:
-    """Return the torch dtype of a jax or NumPy dtype.
-
-    Raises:
-        TypeError: torch has no such type.
-    """
+    """Return the torch dtype of a jax or NumPy dtype."""
     try:
         return _TO_TORCH[np.dtype(dtype)]
     except KeyError:

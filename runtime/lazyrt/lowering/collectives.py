@@ -135,12 +135,7 @@ def _attribute(groups: Groups) -> Any:
 
 
 def _reducing(name: str, build: Callable[..., Any]) -> Primitive:
-    """Return a primitive that reduces over the replicas of each group.
-
-    Args:
-        name: Its name.
-        build: Returns the operation, given result type, operand and replica groups.
-    """
+    """Return a primitive that reduces over the replicas of each group."""
     primitive = Primitive(name)
 
     def type_of(x: Any, *, reduction: str, groups: Groups, parts: int) -> Any:

@@ -156,14 +156,6 @@ def _after(
 
     Its operand is selected by a condition that always holds and that XLA cannot know: the highest
     bit of the replica's number is 0.
-
-    Args:
-        before: The name of the one before's result.
-        chain: That result.
-        given: The name of the operand.
-        operand: What the collective reads.
-        ordered: The name of what it reads in place of that.
-        place: The location of all this.
     """
     whole, own = _tensor_type(chain), _tensor_type(operand)
     element = _element(chain)

@@ -50,10 +50,7 @@ def _refuse_masks(indices: Sequence[Array | None]) -> None:
 def _add(place: Any, values: Array, *, wrap: bool = False) -> Array:
     """Add values at places of an array; for booleans a sum is an or.
 
-    Args:
-        place: The array's `.at[...]`.
-        values: What to add.
-        wrap: Whether negative indices count from the end.
+    With `wrap`, negative indices count from the end.
     """
     add = place.max if values.dtype == bool else place.add
     result: Array = add(values, wrap_negative_indices=wrap)
@@ -609,9 +606,6 @@ def by_position(node: Node) -> tuple[Node, int] | None:
 
     The rows of a tensor, taken one by one, are so many constants. XLA turns a slice at an input
     that is a constant back into a plain one.
-
-    Args:
-        node: With its outputs. Any op that is no slice, or skips elements, has no such form.
     """
     find = _BY_POSITION.get(node.op.name)
     (out,) = node.outputs if find is not None else (None,)

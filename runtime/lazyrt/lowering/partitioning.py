@@ -84,11 +84,7 @@ def stated(node: Node) -> Sharding | None:
 
 
 def mesh_of(graph: Canonical) -> Axes | None:
-    """Return the mesh that a graph runs on; None for one device.
-
-    Raises:
-        UsageError: The graph has data of several meshes, or collectives of processes.
-    """
+    """Return the mesh that a graph runs on; None for one device."""
     meshes: dict[Axes, Any] = {}
     for leaf in graph.data:
         if leaf.sharding is not None:
@@ -121,13 +117,7 @@ def attribute(sharding: Sharding) -> str:
 
 
 def constraint(sharding: Sharding, operand: str, type_: str) -> str:
-    """Return the operation that states a sharding of a value.
-
-    Args:
-        sharding: The sharding.
-        operand: The value's name.
-        type_: The value's type.
-    """
+    """Return the operation that states a sharding of a value."""
     mesh, dims = _mesh(sharding.mesh), _dims(sharding)
     return f"sdy.sharding_constraint {operand} <{mesh}, {dims}> : {type_}"
 
@@ -157,11 +147,8 @@ def placements_of(
 ) -> Placements | None:
     """Return where arguments and results are if a graph runs on a mesh, None for one device.
 
-    XLA chooses where results are that overwrite nothing and that state no sharding.
-
-    Args:
-        graph: The graph.
-        kept: The shardings of the tensors that results overwrite.
+    XLA chooses where results are that overwrite nothing and that state no sharding. `kept` are the
+    shardings of the tensors that results overwrite.
     """
     mesh = mesh_of(graph)
     if mesh is None:
@@ -240,12 +227,7 @@ def _group_size(attributes: str) -> int:
 
 
 def collectives_in(text: str, graph: Canonical) -> tuple[Collective, ...]:
-    """Return what the devices exchange in a program, in its order.
-
-    Args:
-        text: Its optimised HLO.
-        graph: What it computes.
-    """
+    """Return what the devices exchange in a program, in its order."""
     program = graph_of(text)
     inputs = {
         name: (int(number), called)
@@ -438,9 +420,6 @@ def _kept_parts(text: str) -> dict[str, int]:
     """Return the gathers of which each device keeps its own part alone, with the part's bytes.
 
     Each use of such a value, also within fusions, is a slice at a place that depends on the device.
-
-    Args:
-        text: Optimised HLO.
     """
     if " all-gather" not in text or " partition-id(" not in text:
         return {}
@@ -457,12 +436,7 @@ def _kept_parts(text: str) -> dict[str, int]:
 
 
 def _own_values(computation: Computation, given: frozenset[int]) -> frozenset[int]:
-    """Return the positions of values that depend on the device.
-
-    Args:
-        computation: Where.
-        given: The parameters that do.
-    """
+    """Return the positions of values that depend on the device."""
     found = set[int]()
     for position, row in enumerate(computation.instructions):
         if (
@@ -518,10 +492,6 @@ def warn_of_gathers(executable: Any, graph: Canonical) -> None:
     """Warn, once for a line and type, of values that are gathered though no device needs them whole.
 
     XLA calls it an involuntary full rematerialisation.
-
-    Args:
-        executable: A program of a mesh.
-        graph: What it computes.
     """
     text = executable.as_text()
     if not _kept_parts(text):

@@ -414,9 +414,6 @@ def _decomposed(ctx: OpContext, values: Sequence[Any]) -> list[Any]:
     The decomposition is traced once for given operand types, on meta tensors, into a list of
     simpler ops. Those are evaluated one by one, by rule or by decomposition again, so the IR that
     a user sees keeps the op as it was called.
-
-    Raises:
-        Unsupported: It has no decomposition, or none for these types.
     """
     program = _program(ctx.func, ctx.args)
     pairs = zip(tree_leaves([*ctx.args]), tree_leaves([*values]), strict=True)

@@ -149,11 +149,7 @@ class Spec:
 
     @property
     def text(self) -> str:
-        """What `called` computes as private StableHLO functions, the first named by its `symbol`.
-
-        Raises:
-            LoweringError: What the rule gave does not pass MLIR's checks.
-        """
+        """What `called` computes as private StableHLO functions, the first named by its `symbol`."""
         lower((self.called,))
         return self.called.lowered or ""
 
@@ -185,11 +181,7 @@ class Spec:
         return f"{self.name}({', '.join(map(str, self.operands))})"
 
     def check(self) -> None:
-        """Trace the op abstractly, once.
-
-        Raises:
-            SpecFailure: It has no lowering, or the lowering refuses these operands.
-        """
+        """Trace the op abstractly, once."""
         if self._failure is None and self.general is not None:
             self.general.check()
             self._failure, self.given = "", self.general.given
@@ -296,11 +288,7 @@ def _is_weak(value: Value) -> bool:
 
 
 def lower(specs: Iterable[Spec]) -> None:
-    """Turn what specs compute into text, those that have none yet by one module together.
-
-    Raises:
-        LoweringError: What a rule gave does not pass MLIR's checks.
-    """
+    """Turn what specs compute into text, those that have none yet by one module together."""
     waiting = [each for each in dict.fromkeys(specs) if each.lowered is None]
     if not waiting:
         return
