@@ -45,8 +45,8 @@ from lazyrt.execution import (
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.execution.process import deferred_interrupt
-from lazyrt.ir import active, merging, sharding
-from lazyrt.ir.fingerprint import Canonical, canonicalise
+from lazyrt.ir import active, sharding
+from lazyrt.ir.fingerprint import Canonical, canonicalise, merge_equal
 from lazyrt.ir.live import (
     Buffer,
     Inputs,
@@ -418,7 +418,7 @@ def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
     if not (pending.buffers or pending.parked):
         return [], {}, set()
     live = [buffer for buffer in pending.live() if buffer.value is not None]
-    merging.merge(live)
+    merge_equal(live)
     values: list[Any] = [buffer.value for buffer in live]
     roots = dict.fromkeys([value for value in values if value.node is not None])
     wanted = dict(zip(roots, itertools.count()))

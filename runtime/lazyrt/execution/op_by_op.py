@@ -21,7 +21,8 @@ from lazyrt.execution import compiler, completion, memory, process
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.execution.transfer import HostKernel
-from lazyrt.ir import merging, sharding
+from lazyrt.ir import sharding
+from lazyrt.ir.fingerprint import note_emptied, rebuilt
 from lazyrt.ir.live import Buffer, FromCpu, StepInputs, leaf_of, let_go, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
@@ -327,7 +328,7 @@ def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:
     node.spec.refuse(kernel.reason)
     # Equal ops fall back when they are recorded from now on.
     node.op.forget()
-    merging.note_emptied()
+    note_emptied()
     outputs = [output for output in node.outputs if output is not None]
     values: dict[Value, Any] = {}
     try:
@@ -347,7 +348,7 @@ def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:
             owner.store(values[output], (output.shape, output.dtype, output.strides))
             owner.run = FromCpu(node.op.name, node.provenance.site)
             leaves[output] = leaf_of(owner)
-        new = merging.rebuilt(Graph(roots).nodes, leaves)
+        new = rebuilt(Graph(roots).nodes, leaves)
         for buffer in pending.live():
             if buffer.value in new:
                 buffer.value = new[buffer.value]

@@ -20,7 +20,8 @@ from torch.optim import SGD, Optimizer
 from lazyrt.execution.transfer import filled
 from lazyrt.frontend import provenance
 from lazyrt.frontend.torch_compat import autograd_node, is_lazy
-from lazyrt.ir import merging, sharding
+from lazyrt.ir import sharding
+from lazyrt.ir.fingerprint import rebuilt
 from lazyrt.ir.live import Buffer, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, walk
 
@@ -247,7 +248,7 @@ def _part_temporary() -> None:
         if leaf.kind == "data"
         and (owner := id(pending.owners[leaf.position])) in temporary
     }
-    new = merging.rebuilt(nodes, read)
+    new = rebuilt(nodes, read)
     for buffer, value in live:
         if value in new:
             buffer.value = new[value]

@@ -19,7 +19,7 @@ from lazyrt.frontend import scalars as positions_of_slices
 from lazyrt.frontend.infer import RESULT_TYPES, Result
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.frontend.value_checks import base_name, must_stay
-from lazyrt.ir import merging
+from lazyrt.ir.fingerprint import is_alike, note_emptied, set_twin
 from lazyrt.ir.live import forget_leaves, forget_places, lock, pending, set_place
 from lazyrt.ir.node import (
     Args,
@@ -323,7 +323,7 @@ def twin(node: Node, args: Args, *, intern: bool) -> Node:
     global _interned
     cache = node.op.cache
     found = _interned_as(cache, args)
-    if found is not None and merging.is_alike(found, node):
+    if found is not None and is_alike(found, node):
         return found
     number = _take_number() if intern else node.id
     made = _twin_of(node, args, number, node.provenance)
@@ -331,7 +331,7 @@ def twin(node: Node, args: Args, *, intern: bool) -> Node:
     if not intern:
         return made
     known = _interned_as(cache, node.args)
-    if known is not None and found is None and merging.is_alike(known, node):
+    if known is not None and found is None and is_alike(known, node):
         cache[args] = map_values(cache[node.args], lambda old: made.outputs[old.index])
         _interned += 1
     return made
@@ -474,7 +474,7 @@ def _forget_known() -> None:
     global _known_count
     for tables in (*_operations.values(), *_composed):
         tables.forget()
-    merging.note_emptied()
+    note_emptied()
     _known_count = 0
 
 
@@ -516,7 +516,7 @@ def _begin_with_other_rules() -> None:
 
 registry.on_change(_begin_with_other_rules)
 set_place(provenance.place)
-merging.set_twin(functools.partial(twin, intern=True))
+set_twin(functools.partial(twin, intern=True))
 _on_new_run: list[Callable[[], None]] = []
 
 

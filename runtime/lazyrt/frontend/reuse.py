@@ -21,8 +21,7 @@ from lazyrt.execution.executor import pending_roots, plan_of, run_plan
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import record
-from lazyrt.ir import merging
-from lazyrt.ir.fingerprint import canonicalise
+from lazyrt.ir.fingerprint import canonicalise, rebuilt
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, nbytes_of
 from lazyrt.observe import events
@@ -106,7 +105,7 @@ def choice(value: Value, tensor: str) -> ReuseChoice:
         for kept, leaf in stand_ins.items():
             leaf.strides = kept.strides
         make_twin = functools.partial(record.twin, intern=False)
-        new = merging.rebuilt(cut.rest, stand_ins, make_twin)
+        new = rebuilt(cut.rest, stand_ins, make_twin)
         held = set(cut.kept)
         roots = [new.get(v, v) for _, v in cut.holders if v not in held]
         rest = Graph(roots)
@@ -207,7 +206,7 @@ def _hand_over(cut: _Cut, results: dict[Value, Any]) -> None:
                 owner.store(data, (kept.shape, kept.dtype, kept.strides))
                 owner.run = ran_alone(_HOW, kept)
             inputs[kept] = owner.value or leaf_of(owner)
-    new = merging.rebuilt(cut.rest, inputs)
+    new = rebuilt(cut.rest, inputs)
     for buffer, held in cut.holders:
         if held in new and held not in results:
             buffer.value = new[held]

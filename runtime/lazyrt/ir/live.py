@@ -238,7 +238,7 @@ class PendingStep(StepInputs):
         writes: In-place ops.
         runs: How often op-by-op mode has run each node, once it has run any.
         may_repeat: Whether equal ops of the step may be several nodes, and `merged` the live values
-            of which that has been put right (`ir/merging.py`).
+            of which that has been put right (`fingerprint.py`).
         eager: Whether eager debug mode runs each op as it comes.
         activity: Grows with everything that happens on the device.
     """
