@@ -75,7 +75,6 @@ try:
     )
     from lazyrt.config import config
     from lazyrt.control import dynamo
-    from lazyrt.control.automatic import optimizer_step
     from lazyrt.control.capture import ProfilerServer
     from lazyrt.control.closures import add_step_closure, wait_for_closures
     from lazyrt.control.dynamo import dynamo_backend
@@ -85,7 +84,7 @@ try:
     from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of, shards_of
     from lazyrt.control.rollback import discard_pending, discarded_graph
     from lazyrt.control.status import status
-    from lazyrt.control.step import step
+    from lazyrt.control.step import optimizer_step, step
     from lazyrt.errors import LazyRuntimeError
     from lazyrt.execution.cache_miss import frozen
     from lazyrt.execution.graph import Computation, Graph

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from lazyrt.control import (
-    automatic,
     dynamo,
     finite_check,
     flight_recorder,
@@ -18,6 +17,7 @@ from lazyrt.control import (
 )
 from lazyrt.control import live_tensors as live
 from lazyrt.control import mesh as _mesh
+from lazyrt.control import step as _step
 from lazyrt.control.closures import waiting_arguments
 from lazyrt.errors import LostValueError, UsageError, require_flag, whole_number
 from lazyrt.execution import (
@@ -30,7 +30,7 @@ from lazyrt.execution import (
     executor,
     process,
 )
-from lazyrt.execution.dumps import FORMS, DumpForm, dump
+from lazyrt.execution.executables import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import CompiledGraph, graph_registry
@@ -41,9 +41,8 @@ from lazyrt.execution.input_provenance import (
     pending_origins,
 )
 from lazyrt.execution.inspection import Inspection, inspect_finished, results_of
-from lazyrt.execution.node_values import NodeValues
-from lazyrt.execution.node_values import node_values as run_nodes
-from lazyrt.execution.peek import forget_slices
+from lazyrt.execution.peek import NodeValues, forget_slices
+from lazyrt.execution.peek import node_values as run_nodes
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
 events.subscribe(metrics, *COUNTED, exact=False)
 _mesh.use_device_count()
 _device.register()
-automatic.install()
+_step.install()
 modes.install()
 dynamo.install()
 process_group.register()

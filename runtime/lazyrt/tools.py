@@ -23,13 +23,13 @@ from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.status import Status
 from lazyrt.execution.cost_model import compile_forecast, flops, result_bytes, run_ns
-from lazyrt.execution.dumps import DeviceTrace, compiled_texts, device_trace
+from lazyrt.execution.executables import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
 from lazyrt.execution.memory import available as available_memory
 from lazyrt.execution.memory import in_use
-from lazyrt.execution.node_values import Lifetime, NodeValues
+from lazyrt.execution.peek import Lifetime, NodeValues
 from lazyrt.execution.preview import Look, NonFinite, Summary
 from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site

@@ -9,7 +9,7 @@ import nbformat
 
 import lazyviz
 from lazyrt.execution.executables import CachedExecutable
-from lazyrt.execution.node_values import Lifetime
+from lazyrt.execution.peek import Lifetime
 from lazyviz.documents import tour
 from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics_report import Behind, Call

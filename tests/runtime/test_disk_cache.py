@@ -12,7 +12,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, cache_miss, dumps
+from lazyrt.execution import cache, cache_miss, executables
 from tests.harness import DEVICE, cold_start, run_python
 
 DAY_S = 86_400
@@ -414,7 +414,7 @@ def every_kind_of_program():
         (found[0].std() + torch.nn.functional.dropout(out).sum()).backward()
         optimizer.step()
         lazyrt.mark_step()
-    texts = dumps.compiled_texts(lazyrt.compiled_graphs()[0].fingerprint)
+    texts = executables.compiled_texts(lazyrt.compiled_graphs()[0].fingerprint)
     return [each.tolist() for each in (*found, *model.parameters())], "".join(texts)
 
 

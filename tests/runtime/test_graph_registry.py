@@ -9,7 +9,7 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import graph_registry as census_module
-from lazyrt.execution.dumps import FORMS, text_of
+from lazyrt.execution.executables import FORMS, text_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 

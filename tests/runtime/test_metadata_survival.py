@@ -13,7 +13,7 @@ from lazygraph import parse
 from lazygraph.graph import InheritedOrigin
 from lazygraph.read.hlo import modules
 from lazyrt import config
-from lazyrt.execution.dumps import DumpForm, text_of
+from lazyrt.execution.executables import DumpForm, text_of
 from tests.harness import DEVICE, cold_start
 
 # Inputs come from no op, and literals and tuples have no metadata in XLA.

@@ -9,7 +9,7 @@ from torch import nn
 import lazyrt
 from lazyrt import config, jax_compat
 from lazyrt.execution import compiler, linked, memory
-from lazyrt.execution.dumps import compiled_texts
+from lazyrt.execution.executables import compiled_texts
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 

@@ -9,14 +9,29 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args, overload
 
-from lazyrt.control import closures, marks
-from lazyrt.control.rollback import OnError, Outcome, Undo
-from lazyrt.errors import UsageError
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lazyrt.config import config
+from lazyrt.control import closures, marks, status
+from lazyrt.control.rollback import (
+    OnError,
+    Outcome,
+    Undo,
+    note_optimizer,
+    note_update,
+    optimizers_of_step,
+)
+from lazyrt.errors import UsageError, require_flag
+from lazyrt.execution.cache_miss import hooks
 from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import check_step_limit, graph_registry
-from lazyrt.frontend import guard
+from lazyrt.frontend import guard, optimizer_state
 from lazyrt.frontend.provenance import user_site
+from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep, OnRead
 from lazyrt.ir.live import pending
@@ -26,7 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    import torch
+
     from lazyrt.observe.events import SourceLocation
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -304,3 +322,75 @@ def _checked_limit(limit: object) -> int | None:
         f"step() got max_graphs={limit!r}, which is no number of graphs from 1 on, so no limit "
         "can be watched. Give how many graphs the step needs, or None for no limit."
     )
+
+
+# ------------------------------------------------- barriers that follow optimizer.step()
+# So that a plain PyTorch script needs no marks.
+
+
+def _before_optimizer_step(
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+) -> None:
+    if any(step.undo is not None for step in active.steps()):
+        note_optimizer(optimizer)
+    optimizer_state.begin(optimizer)
+    optimizer_state.create_momentum(
+        optimizer, has_closure=len(args) > 1 or kwargs.get("closure") is not None
+    )
+
+
+def _after_optimizer_step(
+    optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
+) -> None:
+    optimizer_state.end()
+    note_update(optimizer)
+    if not config.barrier_after_optimizer or active.is_inside():
+        return
+    if _updates_lazy(optimizer):
+        marks.mark_quietly("optimizer.step()", user_site(2))
+
+
+def _updates_lazy(optimizer: torch.optim.Optimizer) -> bool:
+    return any(
+        is_lazy(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+def install() -> None:
+    """Let a barrier follow each `optimizer.step()` outside `step()`; note the last barrier."""
+    status.install()
+    hooks.optimizers = optimizers_of_step
+    register_optimizer_step_pre_hook(_before_optimizer_step)
+    register_optimizer_step_post_hook(_after_optimizer_step)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, *, barrier: bool = False, **kwargs: Any
+) -> Any:
+    """Call `optimizer.step(**kwargs)` and return its result.
+
+    The name under which scripts for several replicas reduce gradients first; one replica has
+    none to reduce.
+
+    Args:
+        optimizer: An optimizer of lazy parameters.
+        barrier: Whether a barrier follows in any case, as after `mark_step()`. Without it one
+            follows outside `step()` if `config.barrier_after_optimizer` is set.
+        kwargs: Passed on.
+
+    Raises:
+        UsageError: `optimizer` has no `step` method, or `barrier` is neither True nor False.
+        StepSyncError: `barrier` is set inside a `step()` that forbids reads.
+    """
+    if not callable(getattr(optimizer, "step", None)):
+        raise UsageError(
+            f"optimizer_step() got {type(optimizer).__name__}, which has no step() method, so "
+            "nothing would be updated. Pass a torch.optim optimizer."
+        )
+    require_flag(barrier, "optimizer_step()", "barrier")
+    result = optimizer.step(**kwargs)
+    if barrier:
+        marks.mark_step()
+    return result

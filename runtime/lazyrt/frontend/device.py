@@ -37,7 +37,6 @@ from lazyrt.frontend import (
 )
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.composites import ASSERTIONS, COMPOSITES, DIFFERENTIATED, checked
-from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
     VIEW_OPS,
@@ -435,8 +434,8 @@ def _kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
 def _plain_kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
     if name in special.SPECIAL:
         return special.SPECIAL[name]
-    if name in FACTORISATIONS:
-        return FACTORISATIONS[name]
+    if name in linear.FACTORISATIONS:
+        return linear.FACTORISATIONS[name]
     if name in ASSERTIONS:
         return ASSERTIONS[name]
     if name in special.IN_PLACE_VIEWS:

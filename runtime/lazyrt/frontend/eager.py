@@ -28,7 +28,6 @@ from lazyrt.execution.op_by_op import (
 from lazyrt.execution.peek import remember
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import (
-    factorisations,
     kernels,
     linear,
     recorded_calls,
@@ -365,7 +364,6 @@ def replace(names: dict[str, Any]) -> None:
             kernels,
             linear,
             special,
-            factorisations,
             views,
             recorded_calls,
         )

@@ -29,7 +29,6 @@ from lazyrt.lowering import (  # noqa: F401 - importing a module of rules regist
     partitioning,
     pooling,
     random,
-    recurrent,
     reductions,
     registry,
     shape_ops,
