@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -30,7 +30,7 @@ from lazyrt.execution import (
     executor,
     process,
 )
-from lazyrt.execution.executables import FORMS, DumpForm, dump
+from lazyrt.execution.executables import FORMS, CachedExecutable, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import CompiledGraph, graph_registry
@@ -58,18 +58,15 @@ from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events
 from lazyrt.observe.metrics import COUNTED, Counters, metrics
-from lazyrt.observe.report import PERCENTILES
+from lazyrt.observe.report import PERCENTILES, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from lazygraph.explain.model import Explanation
-    from lazyrt.execution.executables import CachedExecutable
     from lazyrt.execution.preview import Look
     from lazyrt.frontend.reuse import ReuseChoice
     from lazyrt.ir.node import Node
-    from lazyrt.observe.report import Report
 
 events.subscribe(metrics, *COUNTED, exact=False)
 _mesh.use_device_count()

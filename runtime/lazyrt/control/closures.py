@@ -13,7 +13,7 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,6 @@ from lazyrt.ir.active import ActiveStep
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from lazyrt.observe.events import SourceLocation
 
 _log = logging.getLogger(__name__)

@@ -29,12 +29,11 @@ from lazyrt.frontend.torch_compat import (
     on_dynamo_compile,
 )
 from lazyrt.observe import events
-from lazyrt.observe.events import CodeBreak, FailedGuard, FrameCompiled
+from lazyrt.observe.events import CodeBreak, FailedGuard, FrameCompiled, SourceLocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from lazyrt.observe.events import SourceLocation
 
 _Result = TypeVar("_Result")
 _MAX_FRAMES = 1_024

@@ -18,7 +18,7 @@ from lazyrt.control import rollback
 from lazyrt.control.rollback import Undo
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.input_provenance import holdings
+from lazyrt.execution.input_provenance import Holding, holdings
 from lazyrt.frontend import scalars
 from lazyrt.frontend.buffers import state_of, wrap
 from lazyrt.frontend.names import names_of_buffers
@@ -36,7 +36,6 @@ from lazyrt.ir.live import exempt, generators, lock, stand_ins
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from lazyrt.execution.input_provenance import Holding
     from lazyrt.ir.node import Value
 
 

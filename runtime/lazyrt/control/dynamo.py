@@ -29,11 +29,12 @@ from lazyrt.config import config, follow
 from lazyrt.control import compiled_frames
 from lazyrt.control.modes import Scoped
 from lazyrt.errors import UsageError
-from lazyrt.execution.executor import barrier, on_barrier, picker
+from lazyrt.execution.executor import BarrierHook, barrier, on_barrier, picker
 from lazyrt.frontend import provenance, scalars
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.frontend.torch_compat import (
+    CompileFigures,
     OperatorBase,
     OpOverload,
     aot_backend,
@@ -52,8 +53,6 @@ from lazyrt.frontend.torch_compat import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from lazyrt.execution.executor import BarrierHook
-    from lazyrt.frontend.torch_compat import CompileFigures
     from lazyrt.observe.events import BarrierStarted
 
 NAMES = ("lazyrt", "lazyviz")

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
@@ -31,7 +31,7 @@ from lazyrt.closing import Closing
 from lazyrt.config import record_folder
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import on_barrier
-from lazyrt.execution.graph_registry import encode_record, graph_registry
+from lazyrt.execution.graph_registry import CompiledGraph, encode_record, graph_registry
 from lazyrt.frontend.provenance import is_library_file, site_in, user_lines
 from lazyrt.ir import active
 from lazyrt.observe import events
@@ -39,9 +39,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import BinaryIO
 
-    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.observe.events import (
         BarrierFinished,
         BarrierStarted,

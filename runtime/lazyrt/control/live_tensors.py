@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.numbers import plural, size_text
 from lazygraph.readable import Readable, one_line, text_table
-from lazygraph.snapshot import AUTOGRAD
+from lazygraph.snapshot import AUTOGRAD, Name
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
 from lazyrt.execution.cost_model import ancestor_counts, ancestors
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.input_provenance import holdings
+from lazyrt.execution.input_provenance import Holding, holdings
 from lazyrt.frontend.names import (
     BACKWARD_OF,
     TRACEBACK,
@@ -34,16 +34,13 @@ from lazyrt.frontend.names import (
 )
 from lazyrt.ir import sharding
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
-from lazyrt.ir.node import lines_now, type_text
+from lazyrt.ir.node import Provenance, Value, lines_now, type_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
-    from lazygraph.snapshot import Name
-    from lazyrt.execution.input_provenance import Holding
-    from lazyrt.ir.node import Provenance, Value
     from lazyrt.observe.events import SourceLocation
 
 # -------------------------------------------- rows: plain data, no tensor and no buffer

@@ -31,13 +31,12 @@ from lazyrt.frontend.provenance import (
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveScope, innermost_scope
 from lazyrt.observe import events
-from lazyrt.observe.events import scope_listeners
+from lazyrt.observe.events import SourceLocation, scope_listeners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType, TracebackType
 
-    from lazyrt.observe.events import SourceLocation
 
 P = ParamSpec("P")
 R = TypeVar("R")

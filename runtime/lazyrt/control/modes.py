@@ -26,7 +26,7 @@ from lazyrt.closing import Closing
 from lazyrt.config import config, follow
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache_miss, compiler, op_by_op
-from lazyrt.execution.op_by_op import cone_of, run_and_tell
+from lazyrt.execution.op_by_op import Values, cone_of, run_and_tell
 from lazyrt.execution.peek import remember
 from lazyrt.frontend import eager
 from lazyrt.frontend.provenance import user_site
@@ -35,7 +35,6 @@ from lazyrt.ir.live import lock, pending
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazyrt.execution.op_by_op import Values
     from lazyrt.ir.node import Node, Value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,8 +37,6 @@ from lazyrt.ir.live import (
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from lazygraph.snapshot import Name
     from lazyrt.execution.kept_steps import KeptStep
     from lazyrt.ir.node import Value

@@ -39,7 +39,6 @@ from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     import torch
 
@@ -199,12 +198,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         entered = self._latest()
         self._entered.remove(entered)
         opened = entered.active

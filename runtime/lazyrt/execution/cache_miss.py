@@ -24,6 +24,9 @@ from lazygraph.explain.model import (
     BucketNote,
     Cause,
     Explanation,
+    GuardNote,
+    Loop,
+    OptimizerNote,
     Source,
     StepKey,
 )
@@ -34,7 +37,7 @@ from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
-from lazyrt.ir.fingerprint import snapshot_of
+from lazyrt.ir.fingerprint import Canonical, snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
 from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.observe.events import SourceLocation
@@ -42,8 +45,6 @@ from lazyrt.observe.events import SourceLocation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazygraph.explain.model import GuardNote, Loop, OptimizerNote
-    from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Value
 
 

@@ -22,13 +22,12 @@ from lazyrt import jax_compat
 from lazyrt.closing import Closing
 from lazyrt.execution import memory
 from lazyrt.ir import sharding
-from lazyrt.ir.live import pending, ready_buffers
+from lazyrt.ir.live import Buffer, Type, pending, ready_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from lazyrt.ir.live import Buffer, Type
 
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 # A copy of less costs no more than remembering who has it.

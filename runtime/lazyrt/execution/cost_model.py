@@ -40,14 +40,13 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.execution import cache, compiler, completion, preview, process
 from lazyrt.ir.fingerprint import canonicalise
-from lazyrt.ir.node import iter_values, walk
+from lazyrt.ir.node import Node, Value, iter_values, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from lazyrt.execution.compiler import Place
-    from lazyrt.ir.node import Node, Value
     from lazyrt.jax_compat import Array
     from lazyrt.lowering.spec import Spec
 

@@ -26,7 +26,7 @@ from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
 from lazyrt.execution.graph import Graph, compiled_text
-from lazyrt.execution.graph_registry import graph_registry
+from lazyrt.execution.graph_registry import CompiledGraph, graph_registry
 from lazyrt.execution.linked import LinkedExecutable
 from lazyrt.execution.peek import forget_slices
 from lazyrt.lowering.emit import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
     from lazygraph.snapshot import Snapshot
-    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
 
 

@@ -17,7 +17,7 @@ import operator
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -50,6 +50,7 @@ from lazyrt.ir.fingerprint import Canonical, canonicalise, merge_equal
 from lazyrt.ir.live import (
     Buffer,
     Inputs,
+    RanAlone,
     StepInputs,
     Type,
     drop_stand_ins,
@@ -58,19 +59,14 @@ from lazyrt.ir.live import (
     pending,
     ran_alone,
 )
-from lazyrt.ir.node import Leaf, Value
+from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.lowering import partitioning, registry
 from lazyrt.observe import events
-from lazyrt.observe.events import BarrierStarted
+from lazyrt.observe.events import BarrierStarted, OpCounts, SourceLocation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from lazyrt.ir.active import ActiveStep
-    from lazyrt.ir.live import RanAlone
-    from lazyrt.ir.node import Node
     from lazyrt.ir.sharding import Sharding
-    from lazyrt.observe.events import OpCounts, SourceLocation
 
 
 # ----------------------------------------------- functions that run before each barrier

@@ -11,7 +11,7 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import compiler, cost_model
 from lazyrt.ir import node as ir
 from lazyrt.ir.fingerprint import Canonical, canonicalise
-from lazyrt.ir.node import Leaf, Node, Value, map_values, type_text, walk
+from lazyrt.ir.node import Leaf, Node, Provenance, Value, map_values, type_text, walk
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,
@@ -28,7 +28,6 @@ from lazyrt.lowering.partitioning import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyrt.ir.node import Provenance
 
 Dialect = Literal["stablehlo", "hlo_before", "hlo"]
 

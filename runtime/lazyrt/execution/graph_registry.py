@@ -15,22 +15,20 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from lazygraph.explain.model import OptimizerNote, StepKey
+from lazygraph.explain.model import Explanation, OptimizerNote, StepKey
 from lazygraph.numbers import duration_text, plural
 from lazygraph.readable import Readable
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph
-from lazyrt.ir.node import lines_now, lines_of
+from lazyrt.ir.node import Provenance, lines_now, lines_of
 from lazyrt.observe import events
 from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from lazygraph.explain.model import Explanation
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Provenance
 
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.numbers import share_text
 from lazygraph.readable import Readable
 from lazyrt.execution.executor import donated_inputs
-from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
-from lazyrt.ir.node import Leaf, type_text, walk
+from lazyrt.ir.live import Buffer, FromCpu, RanAlone, made_in, pending
+from lazyrt.ir.node import Leaf, Value, type_text, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lazygraph.snapshot import Name
     from lazyrt.execution.graph import Graph
     from lazyrt.execution.graph_registry import Run
-    from lazyrt.ir.live import Buffer
-    from lazyrt.ir.node import Value
     from lazyrt.observe.events import SourceLocation
 
 ON_CPU = "on the CPU"

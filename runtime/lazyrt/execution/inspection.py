@@ -18,7 +18,7 @@ import torch
 
 from lazygraph.numbers import plural
 from lazygraph.readable import Readable
-from lazygraph.snapshot import AUTOGRAD
+from lazygraph.snapshot import AUTOGRAD, Name
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
@@ -29,9 +29,9 @@ from lazyrt.execution import (
     transfer,
 )
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.graph_registry import Run, graph_registry
+from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.execution.input_provenance import Holding, holdings
-from lazyrt.execution.op_by_op import cone_of, read, run_cone
+from lazyrt.execution.op_by_op import Values, cone_of, read, run_cone
 from lazyrt.execution.peek import (
     Forecast,
     compiled_ns,
@@ -51,17 +51,13 @@ from lazyrt.ir.live import (
     pending,
     ready_buffers,
 )
-from lazyrt.ir.node import Leaf, iter_values
+from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lazygraph.snapshot import Name
-    from lazyrt.execution.graph_registry import CompiledGraph
-    from lazyrt.execution.op_by_op import Values
     from lazyrt.execution.preview import Look, Summary
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Node, Value
     from lazyrt.jax_compat import Array
     from lazyrt.observe.events import SourceLocation
 

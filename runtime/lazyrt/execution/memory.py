@@ -20,13 +20,11 @@ from lazyrt.config import config
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import completion
 from lazyrt.ir.live import ready_buffers
-from lazyrt.ir.node import nbytes_of, type_text
+from lazyrt.ir.node import Node, nbytes_of, type_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
-    from lazyrt.ir.node import Node
 
 _log = logging.getLogger(__name__)
 
@@ -187,12 +185,7 @@ class explained:  # noqa: N801 - used like a function, in `with`
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if error is None or isinstance(error, OutOfMemoryError):
             return
         if not isinstance(error, RuntimeError) or _EXHAUSTED not in str(error):

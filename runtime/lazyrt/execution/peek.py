@@ -30,7 +30,7 @@ from lazyrt.execution import (
     transfer,
 )
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of, run_plan
-from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
+from lazyrt.execution.op_by_op import Tally, Values, cone_of, last_uses, run_node
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import StepInputs, lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, type_text
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.cost_model import Part
     from lazyrt.execution.graph import Graph
-    from lazyrt.execution.op_by_op import Values
-    from lazyrt.ir.node import Value
     from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import SourceLocation, Strategy
 

@@ -7,7 +7,7 @@ kilobytes to look at.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +23,6 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lazyrt.observe.events import SourceLocation
 
 

@@ -34,7 +34,7 @@ from lazyrt.frontend import (
     special,
     views,
 )
-from lazyrt.frontend.buffers import View
+from lazyrt.frontend.buffers import State, View
 from lazyrt.ir.live import (
     Buffer,
     Lost,
@@ -45,14 +45,10 @@ from lazyrt.ir.live import (
     ran_alone,
     unwind,
 )
-from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.ir.node import Leaf, Node, Op, Value, iter_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-
-    from lazyrt.frontend.buffers import State
-    from lazyrt.ir.node import Op
 
 
 _EAGER = "in eager debug mode"
@@ -131,12 +127,7 @@ class Guard:
         """Run what the outermost op has recorded, unless an error is on its way."""
         self._leave(failed=sys.exception() is not self._handled[-1])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         self._leave(failed=error is not None)
 
     def _leave(self, *, failed: bool) -> None:

@@ -21,12 +21,10 @@ from lazyrt.frontend import argument_checks
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.live import pending
-from lazyrt.ir.node import Leaf, Op, Value, iter_values, map_values, strides_of
+from lazyrt.ir.node import Leaf, Node, Op, Value, iter_values, map_values, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from lazyrt.ir.node import Node
 
 
 # ------------------------------------------------------------ ops without a meta kernel

@@ -21,7 +21,15 @@ from lazyrt.config import config
 from lazyrt.execution import deferred_asserts
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import guard, provenance, reads, record, scalars, value_checks
-from lazyrt.frontend.buffers import View, current_value, emit, state_of, value_of, wrap
+from lazyrt.frontend.buffers import (
+    State,
+    View,
+    current_value,
+    emit,
+    state_of,
+    value_of,
+    wrap,
+)
 from lazyrt.frontend.guard import over_limit
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.provenance import Walk, is_library, is_own, outward
@@ -44,7 +52,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from lazyrt.frontend.buffers import State
     from lazyrt.observe.events import SourceLocation
 
 

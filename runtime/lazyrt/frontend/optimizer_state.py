@@ -23,13 +23,12 @@ from lazyrt.frontend.torch_compat import autograd_node, is_lazy
 from lazyrt.ir import sharding
 from lazyrt.ir.fingerprint import rebuilt
 from lazyrt.ir.live import Buffer, lock, pending, ran_alone
-from lazyrt.ir.node import Leaf, Node, walk
+from lazyrt.ir.node import Leaf, Node, Value, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
-    from lazyrt.ir.node import Value
     from lazyrt.ir.sharding import Sharding
 
 _STEP = Optimizer.profile_hook_step(lambda _self: None).__code__

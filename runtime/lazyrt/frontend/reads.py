@@ -32,7 +32,7 @@ from lazyrt.frontend.guard import ARGUMENT_CHECK, check_read
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import complete
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.live import Buffer, Lost, exempt, lock, made_in, pending, why_lost
+from lazyrt.ir.live import Buffer, Lost, Type, exempt, lock, made_in, pending, why_lost
 from lazyrt.ir.node import Leaf, Node, Provenance, Value, strides_of, type_text
 from lazyrt.lowering.spec import SpecFailure, spec_of
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lazyrt.execution.preview import Look
-    from lazyrt.ir.live import Type
     from lazyrt.observe.events import SourceLocation
 
 # ------------------------------------------------------------------ views of ready data

@@ -21,9 +21,9 @@ import torch
 from lazyrt.config import config
 from lazyrt.errors import LostValueError
 from lazyrt.execution import deferred_asserts
-from lazyrt.execution.executor import picker
+from lazyrt.execution.executor import Picker, picker
 from lazyrt.frontend import record, scalars
-from lazyrt.frontend.buffers import View, emit, wrap
+from lazyrt.frontend.buffers import State, View, emit, wrap
 from lazyrt.frontend.guard import note_kernel, over_limit
 from lazyrt.frontend.record import functional, note_recorded, operation
 from lazyrt.frontend.torch_compat import (
@@ -34,6 +34,7 @@ from lazyrt.frontend.torch_compat import (
 )
 from lazyrt.ir.live import (
     Buffer,
+    Sizes,
     draw,
     float_leaf,
     generator,
@@ -48,9 +49,6 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazyrt.execution.executor import Picker
-    from lazyrt.frontend.buffers import State
-    from lazyrt.ir.live import Sizes
     from lazyrt.ir.node import Leaf, LeafKind, Op, Value
 
 _new: Any = object.__new__

@@ -8,9 +8,9 @@ later step; from then on that line's numbers are inputs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,6 @@ from lazyrt.frontend.torch_compat import aten
 from lazyrt.ir.live import float_leaf, int_leaf, pending
 from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import indexing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _MAX_SITES = 50_000
 

@@ -17,7 +17,7 @@ from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import argument_checks, provenance, reads
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.buffers import View, current_value, state_of, wrap
+from lazyrt.frontend.buffers import State, View, current_value, state_of, wrap
 from lazyrt.frontend.record import functional
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
 from lazyrt.frontend.views import check_bounds, make_view, root_as
@@ -27,7 +27,6 @@ from lazyrt.ir.node import Value, strides_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyrt.frontend.buffers import State
 
 # No address of user memory begins there on the supported machines.
 _FIRST_ADDRESS = 1 << 60

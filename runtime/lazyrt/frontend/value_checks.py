@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,7 +35,6 @@ from lazyrt.ir.live import Buffer, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
 
     from lazyrt.observe.events import SourceLocation

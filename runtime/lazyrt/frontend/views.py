@@ -15,12 +15,10 @@ from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.scalars import scalar_key
 from lazyrt.frontend.torch_compat import aten, fills_new_memory, plain_dispatch
 from lazyrt.ir.live import Buffer, lock, pending
-from lazyrt.ir.node import contiguous_strides
+from lazyrt.ir.node import Value, contiguous_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from lazyrt.ir.node import Value
 
 
 # --------------------------------------------------------------------- unwritten memory

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazygraph.snapshot import OPERAND, Name, Origin, Snapshot, Vertex
-from lazyrt.ir.live import pending
+from lazyrt.ir.live import Buffer, pending
 from lazyrt.ir.node import (
     Leaf,
     Node,
+    Provenance,
     Value,
     iter_values,
     listed,
@@ -38,9 +39,6 @@ from lazyrt.ir.node import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from lazyrt.ir.live import Buffer
-    from lazyrt.ir.node import Node, Provenance
 
 
 # Beyond this many equally coloured roots the order of arrival decides among them.

@@ -21,6 +21,8 @@ from lazyrt.errors import LostValueError
 from lazyrt.ir import sharding
 from lazyrt.ir.node import (
     Leaf,
+    LeafKind,
+    Node,
     Place,
     Value,
     carried,
@@ -33,7 +35,6 @@ from lazyrt.ir.node import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from lazyrt.ir.node import LeafKind, Node
     from lazyrt.observe.events import SourceLocation
 
 lock = threading.RLock()

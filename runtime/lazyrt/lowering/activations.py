@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +28,7 @@ from lazyrt.lowering.arrays import (
     to_torch_dtype,
     zeros_like,
 )
-from lazyrt.lowering.registry import lowers
-
-if TYPE_CHECKING:
-    from lazyrt.lowering.registry import OpContext
+from lazyrt.lowering.registry import OpContext, lowers
 
 
 @lowers("aten.relu.default")

@@ -24,13 +24,12 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.node import Node
-    from lazyrt.lowering.registry import OpContext
 
 _SCHEMAS = (
     "all_reduce(Tensor self, str reduction, int turn, int[] ranks, int processes) -> Tensor",

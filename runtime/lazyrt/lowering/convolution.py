@@ -18,13 +18,10 @@ from jax import lax
 
 from lazyrt import jax_compat
 from lazyrt.lowering.arrays import Array, expand, pair
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from lazyrt.lowering.arrays import Array
-    from lazyrt.lowering.registry import OpContext
 
 
 def _normalised(

@@ -25,12 +25,11 @@ from lazyrt.lowering.arrays import (
     scalar_like,
     zeros_like,
 )
-from lazyrt.lowering.registry import lowers, overloads
+from lazyrt.lowering.registry import OpContext, lowers, overloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazyrt.lowering.registry import OpContext
 
 _FORMS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "self_Scalar", "other_Scalar",
           "Scalar_Tensor", "Tensor_Tensor", "x_scalar", "n_scalar", "scalar")  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.errors import LoweringError
-from lazyrt.ir.node import Node, Op, Value, map_values
+from lazyrt.ir.node import Leaf, Node, Op, Value, map_values
 from lazyrt.lowering.arrays import Aval
 from lazyrt.lowering.partitioning import attribute, constrained, constraint, stated
 from lazyrt.lowering.registry import times_given
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Leaf
 
 
 _ELEMENT = {

@@ -28,12 +28,11 @@ from lazyrt.lowering.arrays import (
     zeros_like,
 )
 from lazyrt.lowering.reductions import norm_of
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyrt.lowering.registry import OpContext
 
 # torch raises for an index out of range. A compiled program cannot: reads stay inside the
 # tensor, writes outside of it are dropped.

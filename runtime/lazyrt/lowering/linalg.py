@@ -23,13 +23,10 @@ from lazyrt.lowering.arrays import (
     to_jax_dtype,
 )
 from lazyrt.lowering.reductions import norm_of
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from lazyrt.lowering.arrays import Array
-    from lazyrt.lowering.registry import OpContext
 
 
 def contract(ctx: OpContext, a: Array, b: Array, batch: int = 0) -> Array:

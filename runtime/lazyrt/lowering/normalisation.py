@@ -21,12 +21,10 @@ from lazyrt.lowering.arrays import (
     scalar_like,
     to_torch_dtype,
 )
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from lazyrt.lowering.registry import OpContext
 
 
 def _normalised(

@@ -24,12 +24,10 @@ from lazyrt.lowering.arrays import (
     to_jax_dtype,
     to_torch_dtype,
 )
-from lazyrt.lowering.registry import Rule, lowers, overloads
+from lazyrt.lowering.registry import OpContext, Rule, lowers, overloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from lazyrt.lowering.registry import OpContext
 
 
 # Rules of the foreach ops, derived from those of the ops that they repeat.

@@ -28,9 +28,9 @@ from lazygraph.read.open import graph_of
 from lazygraph.readable import Readable
 from lazygraph.types import type_bytes
 from lazyrt.errors import ShardingWarning, UsageError
-from lazyrt.ir.node import type_text
+from lazyrt.ir.node import Node, Value, type_text
 from lazyrt.ir.sharding import Axes, Sharding, placement
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from lazygraph.graph import Node as Instruction
     from lazygraph.read.hlo_module import Computation
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.node import Node, Value
     from lazyrt.jax_compat import Placements
-    from lazyrt.lowering.registry import OpContext
 
 
 _NAME = "lazyrt.shard.default"

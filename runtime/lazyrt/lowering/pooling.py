@@ -27,13 +27,10 @@ from lazyrt.lowering.arrays import (
     to_jax_dtype,
     to_torch_dtype,
 )
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from lazyrt.lowering.arrays import Array
-    from lazyrt.lowering.registry import OpContext
 
 
 def _pool_geometry(

@@ -32,12 +32,11 @@ from lazyrt.lowering.arrays import (
     to_torch_dtype,
     zeros_like,
 )
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.lowering.registry import OpContext
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,10 +30,7 @@ from lazyrt.lowering.arrays import (
     to_torch_dtype,
     zeros_like,
 )
-from lazyrt.lowering.registry import lowers
-
-if TYPE_CHECKING:
-    from lazyrt.lowering.registry import OpContext
+from lazyrt.lowering.registry import OpContext, lowers
 
 
 def reduce_sum(x: Array, dims: Sequence[int]) -> Array:

@@ -21,11 +21,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -56,10 +56,6 @@ from lazyrt.lowering.arrays import (
     to_jax_dtype,
     to_torch_dtype,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 Rule = Callable[..., Any]
 _R = TypeVar("_R", bound=Rule)

@@ -23,12 +23,10 @@ from lazyrt.lowering.arrays import (
     is_integral,
     to_jax_dtype,
 )
-from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from lazyrt.lowering.registry import OpContext
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default",

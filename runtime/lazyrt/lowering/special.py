@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +21,7 @@ import torch
 from jax import lax
 
 from lazyrt.lowering.arrays import Array, broadcast, cast, scalar_like, zeros_like
-from lazyrt.lowering.registry import lowers, overloads
-
-if TYPE_CHECKING:
-    from lazyrt.lowering.registry import OpContext
+from lazyrt.lowering.registry import OpContext, lowers, overloads
 
 _Next = Callable[[Array, Array, Array, Array], Array]
 _Start = Callable[[Array], Array]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.readable import Readable
@@ -21,14 +21,12 @@ from lazyrt.observe.report import (
     Report,
     Sample,
     Series,
+    Unit,
     summarise,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lazyrt.observe.events import Purpose, SourceLocation
-    from lazyrt.observe.report import Unit
 
 NAMES = (
     "compiles", "executions", "cache_hits", "disk_hits", "cpu_fallbacks", "peek_compiles",
