@@ -13,6 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from lazyrt.errors import DeviceError
 from lazyrt.frontend.provenance import is_own
@@ -26,8 +27,6 @@ from lazyrt.frontend.torch_compat import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import FrameType
-
-    from torch import Tensor
 
     from lazyrt.ir.node import Value
 
@@ -80,7 +79,6 @@ def blank(value: Value) -> torch.Tensor:
 
 
 # A check's signature is its op's schema.
-# ruff: noqa: ARG001
 
 
 def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
@@ -116,57 +114,6 @@ def _on_the_cpu(arg: Any) -> Any:
     return torch.full(arg.shape, fill, dtype=arg.dtype, device="cpu")
 
 
-def _index_put(
-    x: Tensor,
-    indices: Sequence[Tensor | None],
-    values: Tensor,
-    *_: object,
-    **__: object,
-) -> None:
-    masks = {torch.bool, torch.uint8}
-    fills = values.numel() == 1 and all(i is None or i.dtype in masks for i in indices)
-    _require(
-        x.dtype is values.dtype or fills,
-        "Index put requires the source and destination dtypes match, got "
-        f"{_NAMES.get(x.dtype, x.dtype)} for the destination and "
-        f"{_NAMES.get(values.dtype, values.dtype)} for the source. Convert the source with "
-        "`.to()`.",
-    )
-
-
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,  # noqa: FBT001 - as the schema has it
-    output_padding: Sequence[int],
-    *_: object,
-) -> None:
-    _require(
-        not transposed
-        or all(
-            0 <= extra < max(steps)
-            for extra, *steps in zip(output_padding, stride, dilation, strict=False)
-        ),
-        "output padding must be smaller than either stride or dilation, and not negative: a "
-        f"transposed convolution got {list(output_padding)}, with stride {list(stride)} and "
-        f"dilation {list(dilation)}. Choose a smaller one, or a larger stride.",
-    )
-    _require(
-        min(padding, default=0) >= 0,
-        f"negative padding is not supported: a convolution got {list(padding)}. Padding adds "
-        "zeros around its input. Slice the input to make it smaller.",
-    )
-    _require(
-        x.dtype is weight.dtype,
-        f"Input type ({x.dtype}) and weight type ({weight.dtype}) should be the same. A "
-        "convolution converts nothing. Convert one with `.to()`, or run it under torch.autocast.",
-    )
-
-
 def _has_kernel(
     x: Tensor, *_: object, also: Collection[torch.dtype] = (), **__: object
 ) -> None:
@@ -194,41 +141,6 @@ def _randperm(n: int, *_: object, dtype: object = None, **__: object) -> None:
     given = dtype if isinstance(dtype, torch.dtype) else torch.int64
     if n > _LONGEST.get(given, -1):
         raise NotImplementedError(f"the CPU permutes fewer than {n} numbers of {dtype}")
-
-
-def _cat(tensors: Sequence[Tensor], dim: int = 0) -> None:
-    for position, tensor in enumerate(tensors):
-        _require(
-            tensor.dim() > 0,
-            f"zero-dimensional tensor (at position {position}) cannot be concatenated: it has no "
-            "dimension to join along. Use stack(), or `.reshape(1)`.",
-        )
-
-
-def _embedding(weight: Tensor, *_: object, **__: object) -> None:
-    _require(
-        weight.dim() == 2,  # noqa: PLR2004
-        f"'weight' must be 2-D: embedding got one of {weight.dim()} dimensions. Its rows are the "
-        "vectors. Reshape it to [count, size].",
-    )
-
-
-def _product(*operands: Any, **_: object) -> None:
-    kinds = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
-    _require(
-        all(kind is kinds[0] for kind in kinds),
-        "expected m1 and m2 to have the same dtype, but got: "
-        f"{' != '.join(str(kind).removeprefix('torch.') for kind in kinds)}. A matrix product "
-        "converts nothing. Convert one operand with `.to()`, or run it under torch.autocast.",
-    )
-
-
-def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
-    if index.dim() > 1:
-        raise IndexError(
-            "index_select(): Index is supposed to be a vector, and it got one of shape "
-            f"{list(index.shape)}. It chooses whole slices. Flatten it, or index with `x[index]`."
-        )
 
 
 # What the CPU calls the dtypes.
@@ -260,18 +172,13 @@ def check_overwrite(
     )
 
 
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
 _CHECKS: dict[str, Callable[..., None]] = {
-    **{f"aten.{name}.default": _product for name in _PRODUCTS},
-    "aten.index_select.default": _index_select,
     "aten.uniform.default": _like_the_cpu(
         lambda x, low=0.0, high=1.0, **_: x.new_empty(0, device="cpu").uniform_(low, high)
     ),
     "aten.bernoulli.p": _like_the_cpu(
         lambda x, p, **_: x.new_empty(0, device="cpu").bernoulli_(p)
     ),
-    "aten.index_put.default": _index_put,
-    "aten.convolution.default": _convolution,
     **{
         f"aten.{exact}{n}d.default": _of_bytes
         for exact in ("upsample_nearest", "_upsample_nearest_exact")
@@ -287,8 +194,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten._adaptive_avg_pool3d.default": _has_kernel,
     "aten.randperm.default": _randperm,
     "aten.randperm.generator": _randperm,
-    "aten.cat.default": _cat,
-    "aten.embedding.default": _embedding,
     **{
         str(func): _like_the_cpu(func)
         for func in (
@@ -314,6 +219,41 @@ _ORDERED = {
         aten.nanmedian.dim, aten.nansum.default,
     )
 }  # fmt: skip
+
+
+# Calls that a meta kernel takes and the CPU may refuse: they are made once more there, too.
+
+
+def _is_mixed(*operands: Any, **_: object) -> bool:
+    return len({each.dtype for each in operands if isinstance(each, Tensor)}) > 1
+
+
+def _is_unfit(
+    x: Tensor, weight: Tensor, _bias: Any, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, extra: Sequence[int], *_: object,  # noqa: FBT001
+) -> bool:  # fmt: skip
+    """Return whether a convolution has two dtypes, or paddings without room."""
+    rooms = map(max, stride, dilation)
+    has_room = all(0 <= more < room for more, room in zip(extra, rooms, strict=False))
+    is_negative = min(padding, default=0) < 0
+    return x.dtype is not weight.dtype or is_negative or (transposed and not has_room)
+
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
+_SUSPECTS: dict[str, Callable[..., bool]] = {
+    **{f"aten.{name}.default": _is_mixed for name in _PRODUCTS},
+    "aten.cat.default": lambda tensors, *_: any(each.dim() == 0 for each in tensors),
+    "aten.convolution.default": _is_unfit,
+    "aten.embedding.default": lambda weight, *_, **__: weight.dim() != 2,  # noqa: PLR2004
+    "aten.index_put.default": lambda x, _, values, *__: x.dtype is not values.dtype,
+    "aten.index_select.default": lambda _x, _dim, index: index.dim() > 1,
+}
+
+
+def is_suspect(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> bool:
+    """Return whether the CPU may refuse a call of the op `name` that its meta kernel takes."""
+    suspects = _SUSPECTS.get(name)
+    return suspects is not None and suspects(*positional, **keywords)
 
 
 def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:

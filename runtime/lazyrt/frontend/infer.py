@@ -18,7 +18,7 @@ import torch
 from lazyrt.config import make_room
 from lazyrt.execution import cache, transfer
 from lazyrt.frontend import argument_checks
-from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
+from lazyrt.frontend.argument_checks import PLAIN, blank, check, is_suspect, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Node, Op, Value, iter_values, map_values, strides_of
@@ -398,6 +398,12 @@ def call_arguments(
     return positional, keywords
 
 
+_UNFIT = (
+    "{} got operands whose dtypes or shapes do not go together, and the CPU refuses such calls. "
+    "Convert or reshape them first."
+)
+
+
 def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     metas = [_to_meta(arg) for arg in args]
     positional, keywords = call_arguments(func, metas)
@@ -407,6 +413,8 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     argument_checks.warn_of_op(str(func), positional, keywords)
     types = RESULT_TYPES.get(str(func))
     try:
+        if is_suspect(str(func), positional, keywords):
+            raise RuntimeError(_UNFIT.format(func))
         with plain_dispatch():
             out = (
                 types(*positional, **keywords)

@@ -128,19 +128,6 @@ def _rows(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
     return (*(slice(None),) * axis(dim, x.ndim), lax.reshape(index, (index.size,)))
 
 
-@lowers("aten.index_add.default")
-def index_add(
-    ctx: OpContext, x: Array, dim: int, index: Array, source: Array, alpha: Any = 1
-) -> Array:
-    source = cast(source, ctx.out.dtype)
-    if not isinstance(alpha, (int, float)) or alpha != 1:
-        factor = expand(cast(alpha, ctx.out.dtype), source.shape)
-        source = source & factor if x.dtype == bool else lax.mul(source, factor)
-    if x.ndim == 0:
-        return x + lax.reshape(source, ())
-    return _add(x.at[_rows(x, dim, index)], source)
-
-
 @lowers("aten.index_reduce.default")
 def index_reduce(
     ctx: OpContext,
