@@ -144,18 +144,9 @@ def compile_text(
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
     The executable returns one result more: a scalar that is ready when the execution is, for
-    waiting without holding any data.
-
-    Args:
-        text: The module.
-        ins: jax.ShapeDtypeStruct of each argument.
-        outs: jax.ShapeDtypeStruct of each result.
-        donated: Arguments that give up their memory.
-        fast: Whether to use the fast tier.
-        names: What the user calls arguments, by position; they end up in the HLO's metadata.
-        processes: How many run it together, if it has collectives.
-        placements: Where its arguments and results are, if it runs on several devices.
-        title: What the HLO module is called, behind jax's `jit_`.
+    waiting without holding any data. Names are the user's of arguments, by position; they end up in
+    the HLO's metadata. `processes` tells how many run it together, if it has collectives. The HLO
+    module is called by its title, behind jax's `jit_`.
     """
     module = _Module(text, outs)
 
@@ -279,11 +270,7 @@ def compile_function(
 
 
 class ReplicatedExecutable:
-    """A program that several processes run together, each on arrays of its own device.
-
-    Attributes:
-        launch: Runs it on device arrays; blocks until the other processes run it, too.
-    """
+    """A program that several processes run together, each on arrays of its own device."""
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded

@@ -420,9 +420,8 @@ _NUMBERS = frozenset(
 def _split(graph: torch.fx.GraphModule) -> _Split | None:
     """Return the nodes that run on the CPU and those that are recorded.
 
-    Returns:
-        None where ops must run one by one: the CPU needs what the device computes, a node is no
-        plain op, or nothing is on the device.
+    None where ops must run one by one: the CPU needs what the device computes, a node is no plain
+    op, or nothing is on the device.
     """
     host: list[torch.fx.Node] = []
     device: list[torch.fx.Node] = []

@@ -145,14 +145,8 @@ def decorated(
 ) -> Callable[P, R]:
     """Return a function or coroutine function whose calls are blocks, such as scopes.
 
-    Args:
-        function: What to decorate.
-        block: Returns the block of one call.
-        name: What the decorator is called.
-
-    Raises:
-        UsageError: A generator function: its body runs in pieces, and the ops of its caller would
-            belong to the block, too.
+    A generator function is a UsageError: its body runs in pieces, and the ops of its caller would
+    belong to the block, too. `name` is what the decorator is called.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise UsageError(

@@ -106,8 +106,7 @@ class Scoped:
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function: its ops run in this mode.
 
-        Raises:
-            UsageError: A generator or coroutine function: its body runs in pieces.
+        A generator or coroutine function is a UsageError: its body runs in pieces.
         """
         name = getattr(function, "__qualname__", repr(function))
         label, settings = f"@{self._label} {name}", self._settings

@@ -198,9 +198,7 @@ _discarded: Graph | None = None
 class Undo:
     """What a step needs to take its work back.
 
-    Args:
-        policy: `discard` drops what has not run; `rollback` also restores what has.
-        site: Where the step begins.
+    The policy `discard` drops what has not run; `rollback` also restores what has.
     """
 
     def __init__(

@@ -482,9 +482,8 @@ _MAX_EXPRESSIONS = 10_000
 class Expression:
     """What was under execution when a number varied.
 
-    Attributes:
-        text: Its source on one line, such as `x * scale`.
-        number: What the number is called there, such as `scale`; empty if that is unclear.
+    Its source stands on one line, such as `x * scale`; `number` is what the number is called there,
+    empty if that is unclear.
     """
 
     text: str

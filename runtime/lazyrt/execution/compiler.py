@@ -215,21 +215,10 @@ def compile_graph(
 ) -> Any:
     """Return the executable of a graph, compiling it if neither memory nor disk has it.
 
-    Its arguments are those of `argument_types`, its results the canonical roots and one scalar
-    that is ready when the execution is.
-
-    Args:
-        graph: What to compute.
-        donated: Arguments that give up their memory, and for each the root that takes it.
-        fast: Whether to use the fast compile tier.
-        purpose: For events and counters.
-        reason: Why the graph is new, in words.
-        names: What the user calls inputs, by position, for the metadata of its HLO.
-        numbered: Whether labels in its HLO tell equal nodes apart; see `emit_text`.
-        placements: Where arguments and results are, for a program on several devices.
-
-    Raises:
-        LoweringError: XLA refused the module, by both lowering paths.
+    Its arguments are those of `argument_types`, its results the canonical roots and one scalar that
+    is ready when the execution is. The reason says why the graph is new, and names are the user's
+    of inputs, by position. With `numbered`, labels in its HLO tell equal nodes apart. XLA may
+    refuse the module by both lowering paths, which is a LoweringError.
     """
     key = _graph_key(graph, donated, fast=fast, purpose=purpose, numbered=numbered)
     build, facts = _build_of(

@@ -138,14 +138,8 @@ def to_copy(positions: Sequence[int]) -> int:
 def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
     """Make each of the inputs that are about to be given away the step's own.
 
-    Who shares one gets a copy; of one that is being read, the step itself does.
-
-    Args:
-        positions: Those of the inputs.
-        each_step: Whether the like is copied in each step, which is worth an executable.
-
-    Raises:
-        OutOfMemoryError: There is no room for a copy.
+    Who shares one gets a copy; of one that is being read, the step itself does. With `each_step`
+    the like is copied in each step, which is worth an executable.
     """
     for position in _read(positions):
         with memory.explained("a copy of what was shown"):

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 class _Check:
     """One value to be looked at.
 
-    Attributes:
-        buffer: Holds it as a root of its step; None once that has been dispatched.
-        judge: Returns what to raise for its data, None if they are good.
-        data: Its device array, from its barrier on.
-        step: The step about which it was asked after its barrier; None for a result of a step.
+    The buffer is a root of its step, None once that has been dispatched; then `data` is its device
+    array. `judge` returns what to raise for the data. `step` is the step about which it was asked
+    after its barrier; None for a result of a step.
     """
 
     buffer: Buffer | None
@@ -97,14 +95,8 @@ def raise_failed(
 ) -> None:
     """Raise the error of the first check that did not pass.
 
-    Args:
-        wait: Wait for checks that still run; otherwise only those are looked at that are done.
-        through: Wait for those that `watch` added for the steps up to this one.
-        only_watched: Look at no others.
-        read: What has been read.
-
-    Raises:
-        Exception: What was to be raised for it; what is pending stays so.
+    Those are looked at that are done, with `wait` also checks that still run; `through` waits for
+    those that `watch` added for the steps up to this one. What is pending stays so.
     """
     if read is not None:
         for look in on_read:

@@ -106,8 +106,7 @@ class CachedExecutable(Readable):
 def list_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     """Return the executables in memory and on disk, the latest used first.
 
-    Args:
-        limit: How many at most; no more files than that are read, beside those in memory.
+    No more files than the limit are read, beside those of what is in memory.
     """
     now = time.time()
     held = compiler.held()

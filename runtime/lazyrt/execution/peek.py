@@ -142,11 +142,7 @@ def _is_slice(plan: Plan | None, cone: list[Node], *, reused: bool) -> bool:
 class Forecast(NamedTuple):
     """What a peek will do.
 
-    Attributes:
-        gets: Compiles and loads.
-        runs: What runs then.
-        compiles: How many executables it compiles.
-        loads: How many it reads from disk.
+    `gets` are compiles and loads, `runs` what runs then.
     """
 
     gets: list[Part]

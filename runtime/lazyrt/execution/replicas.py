@@ -319,14 +319,9 @@ def guarded(executable: Any, of: Canonical | Spec) -> Any:
 class _Launch:
     """What a rank says of a program that it is about to launch.
 
-    Attributes:
-        rank: Which one.
-        digests: For each of its groups the number of this launch, and a digest of the program's
-            collectives of that group.
-        what: The program's size.
-        cause: What ends the step.
-        site: The line of that.
-        condition: The condition on the rank under which it stands.
+    `digests` has for each of its groups the number of this launch, and a digest of the program's
+    collectives of that group. `cause` is what ends the step, at `site`, under a condition on the
+    rank.
     """
 
     rank: int

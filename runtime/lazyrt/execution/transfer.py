@@ -219,11 +219,7 @@ def set_run(run: Callable[[torch._ops.OpOverload, list[Any]], Any]) -> None:
 
 
 class HostKernel:
-    """Takes and gives device arrays, as the executable of the op would.
-
-    Attributes:
-        reason: Why there is no executable.
-    """
+    """Takes and gives device arrays, as the executable of the op would."""
 
     def __init__(self, spec: Spec, reason: str) -> None:
         self._spec = spec

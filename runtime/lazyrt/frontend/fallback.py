@@ -31,15 +31,9 @@ def run_on_cpu(
 ) -> Any:
     """Run an op on CPU copies of its operands and bring its results to the device.
 
-    Args:
-        func: The overload that the program called; mutated operands are written back.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        reason: Why there is no lowering, for the event.
-
-    Raises:
-        StepSyncError: The shape of the result depends on the data, inside a step that forbids
-            reads.
+    Operands that the op mutates are written back. The reason says in the event why there is no
+    lowering. A result whose shape depends on the data is a StepSyncError inside a step that forbids
+    reads.
     """
     site = provenance.user_site(2)
     operands = [part for part in _flat([args, kwargs]) if is_lazy(part)]

@@ -70,12 +70,7 @@ _buffers = pending.buffers
 
 
 class _Result(NamedTuple):
-    """A result: the value that a new buffer gets, and the views of it that lead to the tensor.
-
-    Attributes:
-        value: Of the buffer.
-        views: Op, arguments and value of each view.
-    """
+    """A result: the value that a new buffer gets, and the views of it that lead to the tensor."""
 
     value: Value
     views: tuple[tuple[Any, Args, Value], ...] = ()
@@ -84,9 +79,8 @@ class _Result(NamedTuple):
 class _Recorded(NamedTuple):
     """What a call has recorded.
 
-    Attributes:
-        results: Of the op; None for one that nobody asked for.
-        nodes: A value of each op, in order, for those who listen.
+    It has no result where nobody asked for one; `nodes` has a value of each op, in order, for those
+    who listen.
     """
 
     results: Args

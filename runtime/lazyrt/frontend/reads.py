@@ -282,14 +282,8 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     a mask is all ones, distributions whether a scale is positive, and a cut for that would run
     each of the user's steps in two pieces.
 
-    Other threads may record while this one waits for the device.
-
-    Args:
-        tensor: A lazy tensor.
-        how: What the program called, such as `.item()`.
-
-    Raises:
-        StepSyncError: It is pending inside a step that forbids reads.
+    Other threads may record while this one waits for the device. `how` is what the program called,
+    such as `.item()`.
     """
     site = provenance.user_site(2)
     in_op = guard.interrupts_an_op()

@@ -117,13 +117,10 @@ _tables = record.composed_tables()
 class RecordedCall:
     """A function whose calls are looked up.
 
-    Args:
-        function: Takes tensors and Python numbers, and returns a sequence of these. It is straight
-            code of ops, and writes to nothing but arguments.
-        written: The positions of the arguments that it writes, in order of the writes.
-        captured: Tensors of the device that it reads besides its arguments.
-        dtypes: Of tensors of no dimensions that it takes behind its arguments. A call gives the
-            numbers in them, which become inputs of the step.
+    It takes tensors and Python numbers, and returns a sequence of these; it is straight code of
+    ops, and writes to nothing but the arguments at the positions `written`, in this order.
+    `captured` are tensors of the device that it reads besides. A call gives the numbers in tensors
+    of no dimensions of the `dtypes`, which become inputs of the step.
     """
 
     def __init__(

@@ -195,9 +195,7 @@ _ROOT = torch.__path__[0] + "/"
 class Check(NamedTuple):
     """A check that reads a value.
 
-    Attributes:
-        passes: What it finds for good arguments.
-        said: What is wrong if it finds the opposite.
+    `said` is what is wrong if it finds the opposite of `passes`.
     """
 
     passes: bool

@@ -293,13 +293,9 @@ def snapshot_of(
 ) -> Snapshot:
     """Return the snapshot of a graph.
 
-    Args:
-        graph: The graph.
-        names: What the user calls its leaves and roots. A buffer that the step overwrites is
-            both, as a parameter is.
-        origins: Where the data of its leaves came from.
-        modules: Names of all parameters and buffers of modules.
-        saved: The roots that autograd alone holds.
+    Names are the user's of leaves and roots; a buffer that the step overwrites is both, as a
+    parameter is. `modules` names all parameters and buffers of modules, and `saved` are the roots
+    that autograd alone holds.
     """
     names, origins = names or {}, origins or {}
     leaves = (*graph.data, *graph.floats, *graph.ints, *graph.rng)

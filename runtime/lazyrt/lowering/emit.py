@@ -74,13 +74,9 @@ def emit_text(
 ) -> str:
     """Return the graph as a StableHLO module with the public function `main`.
 
-    Args:
-        graph: What to lower.
-        called: What the user calls inputs, by position: their locations.
-        numbered: Whether each node's label ends in its number in the graph, ` #17`, which
-            tells equal labels apart.
-        fast: Whether it is for the fast tier, where calls of functions save no time.
-        partitioned: Whether it is for the devices of a mesh, and states shardings.
+    `called` are the user's names of inputs, by position: their locations. With `numbered`, each
+    node's label ends in its number in the graph, ` #17`. In the fast tier calls of functions save
+    no time. A partitioned program states the shardings of a mesh.
     """
     names: dict[Any, str] = {}
     lines: list[str] = []
@@ -424,10 +420,7 @@ _STACK = "aten.stack.default"
 class _Kind:
     """What one op computes of each row.
 
-    Attributes:
-        first: Its first node.
-        count: How many rows there are.
-        whole: Its values of all rows, along a dimension in front; None until it is needed.
+    `whole` are its values of all rows, along a dimension in front; None until it is needed.
     """
 
     first: Node

@@ -110,12 +110,9 @@ def _each(
 ) -> list[Array]:
     """Apply an update to the k-th entries of all lists; return the new lists, one by one.
 
-    Args:
-        lists: Parameters, gradients, then states; empty ones stay so.
-        found_inf: Where it is not zero, nothing changes.
-        update: Maps the entries, in the dtype to compute in, and the entry's step if there
-            are steps, to the new ones.
-        steps: The number of the step for each parameter.
+    The lists are parameters, gradients, then states; empty ones stay so. Where `found_inf` is not
+    zero, nothing changes. `update` gets the entries in the dtype to compute in, and the entry's
+    step if there are steps.
     """
     present = [entries for entries in lists if entries]
     found: list[list[Array]] = []

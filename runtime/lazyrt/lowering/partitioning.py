@@ -320,9 +320,7 @@ def _reason(
 class _Expression(NamedTuple):
     """What stands on a line of the program.
 
-    Attributes:
-        text: Its only product of matrices, else the whole statement; empty where unknown.
-        operands: The two sides of that product; empty where there is none.
+    `operands` are the two sides of the line's only product of matrices; empty where there is none.
     """
 
     text: str = ""

@@ -263,11 +263,8 @@ class OpContext:
     ) -> list[Any]:
         """Compute another op, by its rule or its decomposition.
 
-        Args:
-            func: The op.
-            args: Its arguments in schema order; defaults may be left out at the end.
-            types: The same with avals in place of arrays.
-            outs: Types of its results.
+        Defaults may be left out at the end of the arguments; the types have avals in place of
+        arrays.
         """
         rest = [
             argument.default_value if argument.has_default_value() else None
@@ -285,20 +282,9 @@ def evaluate(
 ) -> list[Array | None]:
     """Compute a functional op on jax arrays or tracers.
 
-    Args:
-        func: The op.
-        args: One entry for each schema argument: an array for a tensor, a Python list for a
-            list, the constant itself otherwise.
-        avals: The same with an `Aval` in place of each array.
-        outs: Type of each result; None for one that torch leaves undefined.
-        key: (seed, offset) of a random op as u64[2].
-
-    Returns:
-        One array of the declared type for each result.
-
-    Raises:
-        NoLoweringError: There is neither a rule nor a decomposition.
-        LoweringError: The rule failed, or gave another shape than torch does.
+    There is one argument for each of the schema, and one array of the declared type for each
+    result. NoLoweringError: there is neither a rule nor a decomposition. LoweringError: the rule
+    failed, or gave another shape than torch does.
     """
     values, types = _as_arrays(func, args, avals)
     ctx = OpContext(str(func), func, tuple(outs), types, key)

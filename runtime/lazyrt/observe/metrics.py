@@ -346,11 +346,7 @@ class Metrics:
             )
 
     def samples(self, name: str) -> tuple[int, int, tuple[Sample, ...]] | None:
-        """Return a metric's number and sum of all samples, and the latest ones; None if empty.
-
-        Args:
-            name: A name of the report, or one of the original's old names.
-        """
+        """Return a metric's number and sum of all samples, and the latest ones; None if empty."""
         with self._lock:
             self._catch_up()
             series = self._series.get(ALIASES.get(name, name))
