@@ -82,8 +82,8 @@ try:
     from lazyrt.control.loader import DeviceLoader
     from lazyrt.control.marks import scope
     from lazyrt.control.mesh import Mesh, mesh, shard, sharding_of, shards_of
+    from lazyrt.control.modes import status
     from lazyrt.control.rollback import discard_pending, discarded_graph
-    from lazyrt.control.status import status
     from lazyrt.control.step import optimizer_step, step
     from lazyrt.errors import LazyRuntimeError
     from lazyrt.execution.cache_miss import frozen

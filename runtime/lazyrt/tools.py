@@ -21,7 +21,7 @@ from lazyrt.control.capture import Request as CaptureRequest
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
-from lazyrt.control.status import Status
+from lazyrt.control.modes import Status
 from lazyrt.execution.cost_model import compile_forecast, flops, result_bytes, run_ns
 from lazyrt.execution.executables import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record

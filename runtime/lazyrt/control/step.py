@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from lazyrt.config import config
-from lazyrt.control import closures, marks, status
+from lazyrt.control import closures, marks, modes
 from lazyrt.control.rollback import (
     OnError,
     Outcome,
@@ -354,7 +354,7 @@ def _updates_lazy(optimizer: torch.optim.Optimizer) -> bool:
 
 def install() -> None:
     """Let a barrier follow each `optimizer.step()` outside `step()`; note the last barrier."""
-    status.install()
+    modes.watch_barriers()
     hooks.optimizers = optimizers_of_step
     register_optimizer_step_pre_hook(_before_optimizer_step)
     register_optimizer_step_post_hook(_after_optimizer_step)

@@ -224,12 +224,12 @@ _ORDERED = {
 # Calls that a meta kernel takes and the CPU may refuse: they are made once more there, too.
 
 
-def _is_mixed(*operands: Any, **_: object) -> bool:
+def _is_mixed(*operands: object, **_: object) -> bool:
     return len({each.dtype for each in operands if isinstance(each, Tensor)}) > 1
 
 
 def _is_unfit(
-    x: Tensor, weight: Tensor, _bias: Any, stride: Sequence[int], padding: Sequence[int],
+    x: Tensor, weight: Tensor, _bias: object, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, extra: Sequence[int], *_: object,  # noqa: FBT001
 ) -> bool:  # fmt: skip
     """Return whether a convolution has two dtypes, or paddings without room."""
@@ -250,7 +250,9 @@ _SUSPECTS: dict[str, Callable[..., bool]] = {
 }
 
 
-def is_suspect(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> bool:
+def is_suspect(
+    name: str, positional: Sequence[object], keywords: dict[str, object]
+) -> bool:
     """Return whether the CPU may refuse a call of the op `name` that its meta kernel takes."""
     suspects = _SUSPECTS.get(name)
     return suspects is not None and suspects(*positional, **keywords)
