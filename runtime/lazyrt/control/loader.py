@@ -180,65 +180,32 @@ def _prefetched(
     loader: Iterable[Any], device: torch.device, ahead: int
 ) -> Iterator[Any]:
     """Yield what `_timed` does, which a thread does ahead of time."""
-    ready: queue.Queue[Any] = queue.Queue(ahead)
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=_fill,
-        args=(loader, device, ready, stop),
-        name="lazyrt-loader",
-        daemon=True,
-    )
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room, stop = threading.Semaphore(ahead), threading.Event()
+
+    def fill() -> None:
+        error: BaseException | None = None
+        try:
+            for _ in map(ready.put, _timed(loader, device)):
+                room.acquire()
+                if stop.is_set():
+                    return
+        except BaseException as raised:  # noqa: BLE001 - raised again where the batch is asked for
+            error = raised
+        ready.put(_End(error))
+
+    thread = threading.Thread(target=fill, name="lazyrt-loader", daemon=True)
     thread.start()
     try:
-        while True:
-            timed = ready.get()
-            if timed.__class__ is _End:
-                if timed.error is not None:
-                    raise timed.error
-                return
+        while (timed := ready.get()).__class__ is not _End:
+            room.release()
             yield timed
+        if timed.error is not None:
+            raise timed.error
     finally:
         stop.set()
-        while not ready.empty():
-            ready.get_nowait()
+        room.release()
         thread.join(_JOIN_S)
-
-
-def _fill(
-    loader: Iterable[Any],
-    device: torch.device,
-    ready: queue.Queue[Any],
-    stop: threading.Event,
-) -> None:
-    error: BaseException | None = None
-    try:
-        batches = _timed(loader, device)
-        while _put_next(ready, batches, stop):
-            if stop.is_set():
-                return
-    except BaseException as raised:  # noqa: BLE001 - raised again where the batch is asked for
-        error = raised
-    _put(ready, _End(error), stop)
-
-
-def _put_next(
-    ready: queue.Queue[Any],
-    batches: Iterator[tuple[Any, int]],
-    stop: threading.Event,
-) -> bool:
-    timed = next(batches, None)
-    if timed is not None:
-        _put(ready, timed, stop)
-    return timed is not None
-
-
-def _put(ready: queue.Queue[Any], thing: Any, stop: threading.Event) -> None:
-    while not stop.is_set():
-        try:
-            ready.put(thing, timeout=0.1)
-        except queue.Full:
-            continue
-        return
 
 
 def _tell_left(number: int) -> None:
