@@ -82,11 +82,7 @@ class Page(anywidget.AnyWidget):
 
 
 def fallback(title: str) -> str:
-    """Return what stands in the place of a live view in a saved or converted notebook.
-
-    Args:
-        title: What it shows: the same text in each run, so that notebooks compare.
-    """
+    """Return what stands in the place of a live view in a saved or converted notebook."""
     return f"<{title}: the live view needs a kernel; its copy above needs none>"
 
 
@@ -310,8 +306,7 @@ class TimelineView(anywidget.AnyWidget):
 class CopyLines(anywidget.AnyWidget):
     """Listens in the page, and profiles the next step when it is asked to; holds nothing of it.
 
-    Args:
-        capture: Profiles up to the end of the next step; returns how many steps that were, and HTML.
+    `capture` profiles that step; it returns how many steps that were, and HTML.
     """
 
     _esm = script("copy_lines")

@@ -285,12 +285,7 @@ def draw_hlo(
 ) -> DrawGraph:
     """Return the drawing of a whole program, nothing folded.
 
-    Args:
-        graph: StableHLO, HLO, or a snapshot of an IR graph.
-        kind: What it is, for titles.
-        inputs: What the user calls its parameters, by their number.
-        outputs: What the user calls its results, by their position.
-        site_text: Writes a source line for people.
+    Names of inputs go by their number in the program, those of outputs by their position.
     """
     names = _names(graph, inputs or {}, outputs or {})
     roots = set(graph.outputs)
@@ -327,13 +322,7 @@ def _names(
 
 
 def node_box(graph: Graph, node: int, called: str = "") -> Box:
-    """Return the box of an instruction; inputs and numbers have no members.
-
-    Args:
-        graph: The program.
-        node: The instruction.
-        called: The user's variable that holds it.
-    """
+    """Return the box of an instruction; inputs and numbers have no members."""
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
     path, is_root = _path_of(origin), node in graph.held_outputs
     box = Box(label="", detail=label.type, op=name, path=path, is_root=is_root)

@@ -57,12 +57,7 @@ def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
 
 
 def overview(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
-    """Return a drawing that is read at a glance: a small one whole, a large one by its parts.
-
-    Args:
-        graph: The drawing with nothing folded.
-        budget: At most so many boxes, where that is fewer than a reader takes.
-    """
+    """Return a drawing that is read at a glance: a small one whole, a large one by its parts."""
     whole = len(graph.boxes) <= READ_WHOLE
     return collapse(graph, min(budget, READ_WHOLE if whole else _OVERVIEW))
 
@@ -71,12 +66,7 @@ def fold_by(graph: DrawGraph, by: Folding, budget: int = DEFAULT_BUDGET) -> Draw
     """Return the drawing with one box for each module, notebook cell or line.
 
     What would still be more than `budget` boxes is folded further. Modules that look alike are
-    drawn once.
-
-    Args:
-        graph: The drawing with nothing folded.
-        by: `auto` gives an overview, `none` folds no more than the budget asks for.
-        budget: At most so many boxes.
+    drawn once. `auto` gives an overview, `none` folds no more than the budget asks for.
     """
     if by == "auto":
         return overview(graph, budget)
@@ -119,11 +109,7 @@ def unfold(
 ) -> DrawGraph:
     """Return a folded drawing with one of its boxes opened where it stands.
 
-    Args:
-        graph: The drawing with nothing folded.
-        folded: What was made of it.
-        index: The box that is opened; what it holds is folded to an overview.
-        budget: At most so many boxes come in its place.
+    At most `budget` boxes, an overview of what it holds, come in its place.
     """
     where = _boxes_of(graph, folded)
     part = [position for position, box in enumerate(where) if box == index]

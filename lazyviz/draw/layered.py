@@ -56,10 +56,8 @@ def place(
 ) -> tuple[list[Point], list[list[Point]]]:
     """Return the centre of each box and the Bézier points of each edge, y downwards.
 
-    Args:
-        sizes: Width and height of each box.
-        edges: Pairs of positions in `sizes`, which are in topological order: an edge against it
-            is laid out as if it were turned round. Loops are allowed.
+    Edges are pairs of positions in `sizes`, which are in topological order: one against it is laid
+    out as if it were turned round. Loops are allowed.
     """
     if not sizes:
         return [], []

@@ -38,11 +38,7 @@ def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
     """Return DOT source for a drawing.
 
     Boxes are called `n0`, `n1`, ... after their positions, whatever their labels say, and
-    have fixed sizes; modules are clusters.
-
-    Args:
-        graph: What to draw.
-        labels: Whether boxes and clusters carry their texts; a layout needs none.
+    have fixed sizes; modules are clusters. A layout needs no labels.
     """
     source = graphviz.Digraph(
         name="lazyviz",
@@ -213,13 +209,10 @@ def draws_frames(engine: str | None = None) -> bool:
 def lay_out(
     graph: DrawGraph, engine: str | None = None, timeout_s: float = TIMEOUT_S
 ) -> Layout:
-    """Return positions for a drawing by the first engine that manages it.
+    """Return positions for a drawing by the first engine that manages it, each within a time.
 
-    Args:
-        graph: What to lay out; fold a large one first.
-        engine: `dot`, `pygraphviz` or `layered` to try first; without it the environment
-            variable LAZYVIZ_LAYOUT names one.
-        timeout_s: How long an engine may take before the next is tried.
+    `engine` is tried first, or what the environment variable LAZYVIZ_LAYOUT names: `dot`,
+    `pygraphviz` or `layered`.
 
     Raises:
         ValueError: There is no such engine.

@@ -145,12 +145,9 @@ class DrawGraph:
         edges: Iterable[tuple[int, int]],
         where: Mapping[int, int],
     ) -> DrawGraph:
-        """Return the drawing with other boxes, aliases and updates following along.
+        """Return the drawing with other boxes; aliases and updates follow.
 
-        Args:
-            boxes: The new boxes.
-            edges: The new edges, of new positions.
-            where: New position of each old one that is still drawn.
+        `where` has the new position of each old box that is still drawn.
         """
         kept = frozenset(edges)
         return replace(
@@ -371,12 +368,7 @@ def neighbourhood(graph: DrawGraph, centre: Iterable[int], hops: int) -> set[int
 
 
 def inside(graph: DrawGraph, members: Collection[int]) -> DrawGraph:
-    """Return the boxes of some nodes and, dimmed, what they read and what reads them.
-
-    Args:
-        graph: The drawing with nothing folded.
-        members: Node ids.
-    """
+    """Return the boxes of some nodes and, dimmed, what they read and what reads them."""
     wanted = set(members)
     within = {
         i for i, box in enumerate(graph.boxes) if wanted.intersection(box.members)

@@ -117,11 +117,9 @@ SHADES_DARK = {
 
 
 def stylesheet(*, inline: bool = False, diff: bool = False) -> str:
-    """Return the CSS of drawings.
+    """Return the CSS of drawings; in a diff boxes have the colours of changes, not of kinds.
 
-    Args:
-        inline: Whether they follow Jupyter's and VS Code's theme too.
-        diff: Whether two programs are drawn: boxes have the colours of changes, not of kinds.
+    Inline, they follow Jupyter's and VS Code's theme too.
     """
     colours = CHANGES_LIGHT if diff else LIGHT | SHADES_LIGHT
     light = _variables(colours, 0)

@@ -25,13 +25,10 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|\[.*")  # of a layer, of an element
 
 
 def fold_repeats(graph: DrawGraph) -> DrawGraph:
-    """Return the drawing with equal layers, and rounds of a loop, drawn once.
+    """Return an unfolded drawing with equal layers, and rounds of a loop, drawn once.
 
     Their boxes carry the number of repetitions; edges from one repetition to the next are left
     out.
-
-    Args:
-        graph: A drawing with nothing folded, in topological order.
     """
     stands_for = list(range(len(graph.boxes)))
     for first, *others in _Order(graph).repetitions():

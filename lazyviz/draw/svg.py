@@ -47,13 +47,7 @@ def graph_html(
     budget: int = STRIP_BUDGET,
     hint: str = "",
 ) -> str:
-    """Return a graph's drawing as an image that scrolls, folded until it is small enough.
-
-    Args:
-        graph: What to draw.
-        budget: At most so many boxes.
-        hint: A line below the drawing, in the image.
-    """
+    """Return a graph's drawing as an image that scrolls, folded until it is small enough."""
     drawing = draw(graph, budget=budget, hint=hint)
     while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
         budget //= 2
@@ -218,14 +212,7 @@ def draw(
     engine: str | None = None,
     hint: str = "",
 ) -> Drawing:
-    """Fold, lay out and draw a graph as an image of its own.
-
-    Args:
-        graph: What to draw, of any size.
-        budget: At most so many boxes.
-        engine: Layout engine to try first.
-        hint: A line below the legend.
-    """
+    """Fold, lay out and draw a graph of any size as an image of its own."""
     folded = overview(fold_earlier(graph), budget)
     if draws_frames(engine):
         folded = named_in_frames(folded)
@@ -246,14 +233,8 @@ def emit(
 ) -> str:
     """Return the SVG of a drawing whose boxes have been placed.
 
-    Args:
-        graph: The drawing.
-        layout: Where its boxes are.
-        inline: Whether the picture is part of a page, whose theme it then follows; as an image of
-            its own it follows the system's.
-        legend: Whether the legend stands below; see `legend_svg`.
-        hint: A line below the legend.
-        links: Whether boxes link to their entries on the page; see `Box.anchor`.
+    Inline, it follows the theme of the page; as an image of its own, the system's. The hint is a line
+    below the legend. With links, boxes lead to their entries on the page; see `Box.anchor`.
     """
     width, height = _size(graph, layout, legend=legend, hint=hint)
     label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"

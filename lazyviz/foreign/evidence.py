@@ -95,12 +95,7 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def file_bytes(path: Path, most: int, instead: str) -> bytes:
-    """Return what is in a file.
-
-    Args:
-        path: The file.
-        most: Bytes that are read at once.
-        instead: What to do about a larger one.
+    """Return what is in a file of so many bytes at most; `instead` is what to do about a larger one.
 
     Raises:
         EvidenceError: It is larger, or cannot be read.

@@ -67,13 +67,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 
 class DiffExplorer(Walk[Union]):
-    """A difference drawn in parts, with both sides of each node.
-
-    Args:
-        found: The difference.
-        budget: About so many boxes are drawn at once.
-        forms: What other forms of the two programs are compared in, if there are any.
-    """
+    """A difference drawn in parts, with both sides of each node, in each form of the programs."""
 
     _what = "view of a diff"
 
@@ -305,10 +299,6 @@ class Forms:
 
     Attributes:
         chosen: The one that is compared now.
-
-    Args:
-        a: What the first program is given as.
-        b: Likewise the second.
     """
 
     def __init__(self, a: Any, b: Any) -> None:

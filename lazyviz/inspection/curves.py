@@ -128,12 +128,7 @@ class Curves:
     def shown(
         self, rows: Sequence[StepRow], *, cell: int | None = None
     ) -> Shown | None:
-        """Return what was tracked, of one cell or of all; None if nothing was.
-
-        Args:
-            rows: The session's steps, for those that were compiled.
-            cell: Which run of a cell.
-        """
+        """Return what was tracked, of one run of a cell or of all; None if nothing was."""
         self.settle()
         with self._lock:
             found = {
@@ -236,13 +231,7 @@ def curve_svg(
     """Return a curve as a picture that reads on light and on dark paper.
 
     Of points that share a pixel the least and the largest are drawn. A number that is not finite
-    is a gap with a red mark.
-
-    Args:
-        points: Its numbers, in the order of their steps.
-        span: The first and the last step of the picture.
-        compiled: Steps to mark.
-        floor: The number at the foot of the picture; by default the least that there is.
+    is a gap with a red mark. The foot of the picture is `floor`, else the least number.
     """
     at = _across(span, _WIDTH - 2 * _MARGIN)
     finite = [point.number for point in points if math.isfinite(point.number)]

@@ -80,12 +80,7 @@ class Check(NamedTuple):
 
 
 def checks(runtime: ModuleType | None, shell: Any = None) -> list[Check]:
-    """Return what a session rests on.
-
-    Args:
-        runtime: The module `lazyrt`; None if the program has not imported it.
-        shell: The shell that asks; None on a command line.
-    """
+    """Return what a session rests on: the runtime, if it is imported, and the shell, if any."""
     found = [*_versions(), *_processors(), _drawing(), *_front_end(shell)]
     if runtime is None:
         return [*found, Check("device", "lazyrt is not imported: no lazy device yet")]

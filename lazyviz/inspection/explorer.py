@@ -80,12 +80,7 @@ _OVERLAY_NAMES = {
 
 
 class Explorer(Walk["Program"]):
-    """A program drawn in parts, in any of its forms, with its nodes' values while they exist.
-
-    Args:
-        subject: What to explore.
-        budget: At most so many boxes are drawn at once, never more than 300.
-    """
+    """A program drawn in parts, in any of its forms, with its nodes' values while they exist."""
 
     _what = "graph view"
 

@@ -139,12 +139,7 @@ def _bar(row: Row, y: int, total: int) -> list[str]:
 
 
 def breaks_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[GraphBreak, ...]:
-    """Return where the steps that compiled a graph break, or break at another line.
-
-    Args:
-        runtime: The module `lazyrt`.
-        steps: Numbers of the steps that found no executable, in order.
-    """
+    """Return where the steps that compiled a graph break, or break at another line."""
     found = []
     done: set[int] = set()
     for step in steps:
@@ -177,10 +172,7 @@ def _beginning(runtime: ModuleType, step: int) -> int:
 def _row(runtime: ModuleType, first: Any, step: int | None = None) -> list[Any]:
     """Return the graphs that ran one after the other, up to a boundary that breaks nothing.
 
-    Args:
-        runtime: The module `lazyrt`.
-        first: The graph to begin with.
-        step: The step that ran it; by default the first one that did.
+    `step` ran the first of them; by default it is the first that did.
     """
     row, step = [first], first.first_step if step is None else step
     places = {_place(first.key.ended_by)}

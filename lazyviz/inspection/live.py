@@ -103,11 +103,7 @@ def live_table(
 ) -> str:
     """Return the live tensors as HTML for the widget; all text is escaped.
 
-    Args:
-        report: Its rows in the order in which they are shown.
-        targets: By the number of a row, what can be let go of to free it.
-        sort: The column that the rows are in the order of.
-        reverse: Whether that order is turned round.
+    `targets` has, by the number of a row, what can be let go of to free it.
     """
     if not report.rows:
         return f"<p>{markup(report.to_text())}</p>"
@@ -312,10 +308,7 @@ def _is_of_user(holder: Name, root: object) -> bool:
 def drop(runtime: ModuleType, shell: Any, name: str) -> str:
     """Let go of what a name stands for; return what that freed, and what still holds the rest.
 
-    Args:
-        runtime: The module lazyrt.
-        shell: The shell whose variable, result or traceback it is.
-        name: A variable, `Out[4]`, `_`, or `traceback`.
+    The name is that of a variable, `Out[4]`, `_`, or `traceback`.
 
     Raises:
         ValueError: The name stands for nothing that can be let go of.

@@ -54,10 +54,7 @@ def answered(
 ) -> Iterator[Reply]:
     """Answer a request by its kind; each reply is ready as soon as it is yielded.
 
-    Args:
-        request: Anything.
-        answers: What answers each kind; `hello` is answered here.
-        what: The view, in words.
+    `hello` is answered here; `what` is the view in words.
 
     Raises:
         RequestError: It is none of these.
@@ -89,13 +86,10 @@ def hello() -> Reply:
 def panel_reply(
     body: str, box: int | None, then: Reply | None = None, seen: Sequence[int] = ()
 ) -> Reply:
-    """Return what fills a page's panel, as HTML, and which drawn box it is about.
+    """Return what fills a page's panel, as HTML, and which drawn box it is about, if any.
 
-    Args:
-        body: The HTML.
-        box: Position of the box; None if it is about none.
-        then: What the page asks next, unless its reader does something else at once.
-        seen: Positions of boxes that the page brings into view together.
+    The page asks `then` next, unless its reader does something else at once, and brings the boxes
+    `seen` into view together.
     """
     reply = {"kind": "panel", "html": body, "box": box, "then": then}
     return reply | {"seen": [*seen]} if seen else reply
@@ -182,11 +176,7 @@ class View(Generic[ProgramT]):
 
 
 class Walk(ABC, Generic[ProgramT]):
-    """A drawing that leads to others.
-
-    Args:
-        first: The whole.
-    """
+    """A drawing that leads to others."""
 
     _what: ClassVar[str]  # its name, for refusals
 

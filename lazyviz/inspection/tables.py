@@ -185,16 +185,10 @@ def settings(line: str, config: Any) -> Doc:
 
 
 def op_cache(report: Mapping[str, Any]) -> str:
-    """Return which share of the ops that ran one by one found their executable in memory.
+    """Return which share of the ops that ran one by one found their executable in memory; else empty.
 
     Saved is the number of these hits times the mean compile time of one op in this session, in
     any mode; without a compiled op to measure by, it is left out.
-
-    Args:
-        report: What `lazyrt.metrics_report("dict")` returns.
-
-    Returns:
-        The sentence; empty if no op ran by itself.
 
     Example:
         >>> compiled = {"all": {"samples": 4, "accumulator": 200_000_000}}
@@ -223,9 +217,7 @@ def op_cache(report: Mapping[str, Any]) -> str:
 def steps(rows: Sequence[StepRow], spans: Sequence[Span] | None = None) -> Doc:
     """Return some steps: what ended each, what it ran, what it cost.
 
-    Args:
-        rows: The steps.
-        spans: The session's timeline; with it, a paragraph says it all first.
+    With the session's timeline, a paragraph says it all first.
     """
     if not rows:
         said = (
@@ -381,12 +373,7 @@ def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
 
 
 def why(explanation: Any, graph: Any) -> Doc:
-    """Return why a step was compiled, with the lines of both sides and what to do.
-
-    Args:
-        explanation: What `lazyrt.explain()` returned, None if nothing was compiled.
-        graph: The record of the graph that the step ran, None if it is not known any more.
-    """
+    """Return why a step was compiled, with the lines of both sides and what to do."""
     if explanation is None:
         return Doc([Sentence("No step was compiled yet.")])
     note = ""
@@ -396,12 +383,7 @@ def why(explanation: Any, graph: Any) -> Doc:
 
 
 def why_doc(explanation: Any, note: str = "") -> Doc:
-    """Return the causes in their order, each with its details and its fix.
-
-    Args:
-        explanation: What `lazyrt.explain()` returns.
-        note: A line below the causes.
-    """
+    """Return the causes in their order, each with its details and its fix."""
     first, *lines = str(explanation).splitlines()
     head, _, rest = first.partition(", ")
     parts: list[Part] = [Line(head), *([Note(rest)] if rest else [])]
@@ -419,12 +401,7 @@ def why_doc(explanation: Any, note: str = "") -> Doc:
 
 
 def graphs(records: Sequence[Any], counters: Mapping[str, int]) -> Doc:
-    """Return every compiled graph: its size, runs and cost, why, and the nearest other.
-
-    Args:
-        records: The graphs.
-        counters: What was counted, for the functions that `torch.compile` compiled.
-    """
+    """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
     if not records:
         return Doc([Sentence("No step graph was compiled yet.")])
     total = text.duration(sum(record.compile_ns for record in records))

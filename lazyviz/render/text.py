@@ -73,13 +73,7 @@ def listing(
     limit: int | None = None,
     names: Mapping[Any, str] = MappingProxyType({}),
 ) -> str:
-    """Return one line for each operation of a graph: what, on what, of which type, whence.
-
-    Args:
-        graph: A graph of the runtime.
-        limit: At most so many operations, the last ones; None for all.
-        names: What the user calls inputs, as far as it is known.
-    """
+    """Return a line for each of the last operations: what, on what, of which type, whence."""
     nodes = graph.nodes
     hidden = max(0, len(nodes) - limit) if limit is not None else 0
     shown = nodes[hidden:]

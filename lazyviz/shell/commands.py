@@ -552,13 +552,7 @@ def _call(target: Target) -> str:
 
 
 def _listed(listing: str, whole: str, target: Target) -> Doc:
-    """Return a listing; no more of it than a notebook takes.
-
-    Args:
-        listing: The text.
-        whole: What gives all of it.
-        target: Whose it is; a finished step is named above it.
-    """
+    """Return a listing; no more of it than a notebook takes, and what gives the whole."""
     if len(listing) > _MAX_LISTED:
         end = listing.rfind("\n", 0, _MAX_LISTED)
         more = text.plural(listing.count("\n", end + 1) + 1, "line")

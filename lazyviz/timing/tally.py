@@ -272,13 +272,7 @@ class Tally:
     def add(
         self, event: Told, now: int | None = None, thread: int | None = None
     ) -> None:
-        """Count one event.
-
-        Args:
-            event: What happened.
-            now: When it came, of `time.perf_counter_ns`; by default this moment.
-            thread: Id of the thread that sent it; by default this one.
-        """
+        """Count one event; without a time and a thread it came now, on this thread."""
         kind = type(event)
         mark = _MARKS.get(kind)
         if mark is not None and mark(event) == "background":

@@ -209,12 +209,7 @@ def _function(text: str, found: re.Match[str]) -> Function:
 def block(
     text: str, line: int
 ) -> tuple[list[tuple[str, str, str, str]], tuple[Statement, ...]]:
-    """Return the arguments and the operations of a region of one block, braces and all.
-
-    Args:
-        text: The region.
-        line: In which line of the file it starts.
-    """
+    """Return the arguments and the operations of a region of one block, braces and all."""
     found = _BLOCK.match(text, 1)
     if found is None:
         return [], tuple(statements(text[1:-1], line))
@@ -399,10 +394,7 @@ def literal_of(body: str) -> str | None:
 def attributes_of(op: str, body: str, symbol: Callable[[re.Match[str]], str]) -> str:
     """Return what is left of a statement without operands, types and what does not matter.
 
-    Args:
-        op: Its name, such as `stablehlo.add`.
-        body: The rest of it, `%` for each operand.
-        symbol: Gives what stands for a name such as `@main`.
+    Its body has `%` for each operand; `symbol` gives what stands for a name such as `@main`.
     """
     text = _without_noise(body, keeps_config="custom_call" in op)
     if "@" in text:

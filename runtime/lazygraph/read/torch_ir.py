@@ -98,11 +98,7 @@ def _graph(nodes: Iterable[IrNode], name: str) -> Graph:
 
 
 def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
-    """Return the nodes of an IR graph in text form.
-
-    Args:
-        text: From `IR {` to the closing brace.
-        line: Number of its first line in the file, for errors.
+    """Return the nodes of an IR graph in text form, whose first line has a number in its file.
 
     Raises:
         HloSyntaxError: It does not follow the form, uses a node before it is there, or has
