@@ -148,13 +148,9 @@ class GraphView(Page):
 
 
 class LiveView(Page):
-    """A table of the live tensors; it holds names and numbers, and no tensor.
+    """A table of the live tensors as HTML; it holds names and numbers, and no tensor.
 
-    Attributes:
-        title: One line of totals.
-        table: The table, as HTML.
-        note: What came of the latest request, as HTML.
-        stale: Whether the table is of a moment before the latest cell.
+    It is stale while it shows a moment before the latest cell.
     """
 
     _esm = script("live_view")
@@ -228,12 +224,7 @@ def cell_ended(shell: Any) -> None:
 
 
 class CacheView(Page):
-    """A table of `lazyrt.cached_executables()`; holds texts, and no executable.
-
-    Attributes:
-        table: The table, as HTML.
-        note: What the last request did.
-    """
+    """A table of `lazyrt.cached_executables()` as HTML; holds texts, and no executable."""
 
     _esm = script("cache_view")
     _css = static("cache_view.css")
@@ -285,12 +276,7 @@ class CacheView(Page):
 
 
 class TimelineView(anywidget.AnyWidget):
-    """A timeline as it was when it was shown.
-
-    Attributes:
-        svg: The detailed picture.
-        twin: CSS class of the static picture that the page hides while it is live.
-    """
+    """A timeline as it was when it was shown."""
 
     _esm = script("timeline_view", "timeline")
     _css = static("timeline_view.css")

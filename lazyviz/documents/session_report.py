@@ -497,13 +497,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A report that was written.
-
-    Attributes:
-        path: Where.
-        nbytes: Its size.
-        summary: What is in it, in a few words.
-    """
+    """A report that was written."""
 
     path: Path
     nbytes: int

@@ -192,13 +192,7 @@ _SHEET = 3  # how far the sheets under a folded box stick out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A finished drawing.
-
-    Attributes:
-        svg: The picture, one element.
-        width: Its width in pixels.
-        notes: Why it was not an engine that comes earlier.
-    """
+    """A finished drawing, its width in pixels, and why no earlier engine made it."""
 
     svg: str
     width: int

@@ -97,13 +97,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Unlowered:
-    """An entry of the profiler's summary: an op, or a line, with how often.
-
-    Attributes:
-        op: The op, empty for an entry of a line.
-        frames: The stack, empty for an entry of an op.
-        count: How often.
-    """
+    """An entry of the profiler's summary: an op, or a line, with how often."""
 
     op: str
     frames: tuple[Frame, ...]
@@ -112,12 +106,7 @@ class Unlowered:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DebugLog(Evidence):
-    """What a debug log tells.
-
-    Attributes:
-        events: Compiles and executions, in order.
-        unlowered: The profiler's summary of ops that ran on the CPU.
-    """
+    """What a debug log tells: events in order, and a summary of ops that ran on the CPU."""
 
     events: tuple[Event, ...]
     unlowered: tuple[Unlowered, ...]

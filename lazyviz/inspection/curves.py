@@ -37,12 +37,7 @@ STEP_TIME, MEMORY = "step time", "memory"
 
 
 class Point(NamedTuple):
-    """One number of a curve.
-
-    Attributes:
-        step: The runtime's number of the step.
-        cell: Which run of a cell it is of, counted from 0.
-    """
+    """One number of a curve, of the runtime's step and of a run of a cell."""
 
     step: int
     number: float
@@ -148,12 +143,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Curves over the same steps.
-
-    Attributes:
-        points: The numbers of each, by name, in the order in which they are drawn.
-        compiled: The steps whose graphs had to be compiled.
-    """
+    """Curves over the same steps, by name, and the steps whose graphs had to be compiled."""
 
     points: Mapping[str, tuple[Point, ...]]
     compiled: tuple[StepRow, ...] = ()

@@ -64,14 +64,7 @@ _FLAGS = {
 
 
 class Check(NamedTuple):
-    """One thing that was looked at.
-
-    Attributes:
-        name: What.
-        found: How it is.
-        advice: What to do, empty where all is well.
-        kind: What the advice is about: `fault` is something that does not work.
-    """
+    """One thing that was looked at; a fault is something that does not work."""
 
     name: str
     found: str

@@ -699,9 +699,6 @@ class ExploreView(Displayed):
 
     A front end with widgets shows it live, above a static copy for later readers; other shells
     show the copy, terminals a listing.
-
-    Attributes:
-        explorer: What answers the page; see `lazyviz.inspection.explorer`.
     """
 
     def __init__(self, explorer: Explorer) -> None:

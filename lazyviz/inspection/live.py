@@ -65,12 +65,7 @@ _MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Something that can be let go of.
-
-    Attributes:
-        name: As `%lazy drop` takes it: a variable, `Out[4]` or `traceback`.
-        asks: Whether a click should ask first: a variable is the user's own.
-    """
+    """What `%lazy drop` can let go of; for a variable, the user's own, a click asks first."""
 
     name: str
     asks: bool

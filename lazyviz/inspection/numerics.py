@@ -384,12 +384,7 @@ def _fusions(hlo: str) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class NotFiniteView(Showable):
-    """What `find_nan` found; a notebook shows it as a table.
-
-    Attributes:
-        found: Ops, inputs and results that are not finite; see `lazyrt.execution.inspection`.
-        names: What the user calls inputs and results.
-    """
+    """What `find_nan` found; a notebook shows it as a table."""
 
     found: NotFinite
     names: dict[Value, str]
@@ -559,12 +554,7 @@ _WIDTH, _BAR, _LEFT = 360, 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The lifetimes of one run's tensors.
-
-    Attributes:
-        run: `eager` or `lazy`.
-        tensors: In no particular order.
-    """
+    """The lifetimes of the tensors of one run, which is `eager` or `lazy`."""
 
     run: str
     tensors: tuple[Lifetime, ...]

@@ -44,15 +44,7 @@ _MAX_ATTRIBUTES = 400
 
 
 class Program:
-    """One form of what is explored.
-
-    Attributes:
-        form: Which one.
-        name: What it is called in titles.
-        drawing: The drawing with nothing folded.
-        place: Position in the drawing of each node.
-        overlays: Names of the overlays that it has.
-    """
+    """One form of what is explored: a drawing with nothing folded, and where each node is."""
 
     form: Form = "ir"
     overlays: tuple[str, ...] = ("time", "bytes", "flops")

@@ -32,14 +32,7 @@ _NOTHING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Inputs of one size, and what they took.
-
-    Attributes:
-        size: The dimension that varies.
-        runs: How often its graph ran.
-        compile_ns: How long compiling it took.
-        run_ns: How long one run took on the device; 0 where that is not known.
-    """
+    """Inputs of one size, and what they took; `run_ns` is 0 where that is not known."""
 
     size: int
     runs: int
@@ -49,15 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Buckets for some sizes, each of which is padded to the next larger bucket.
-
-    Attributes:
-        name: What varies: the first graph and its input.
-        sizes: What was measured, the smallest first.
-        buckets: To which sizes to pad, the smallest first.
-        cost_ns: What compiling and running would take with them.
-        now_ns: What it takes without.
-    """
+    """Sizes, each padded to the next larger bucket; their cost so, and as they are now."""
 
     name: str
     sizes: Sequence[Size]
