@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lazygraph.graph import Graph
     from lazygraph.trace import Hop, ValueTrace
     from lazyviz.draw.diff import Side
-    from lazyviz.draw.layered import Point
+    from lazyviz.draw.layout import Point
     from lazyviz.draw.model import Box, Change, DrawGraph
 
 _MAX_LINKS = 12

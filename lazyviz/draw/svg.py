@@ -27,7 +27,7 @@ from lazyviz.render.html import markup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lazyviz.draw.layered import Point
+    from lazyviz.draw.layout import Point
     from lazyviz.draw.model import Box, DrawGraph
 
 STRIP_BUDGET = 60
