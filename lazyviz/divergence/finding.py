@@ -13,7 +13,7 @@ from lazygraph.explain.hlo_causes import sentences
 from lazygraph.graph import PARAMETER
 from lazyviz.divergence.alignment import called, order
 from lazyviz.draw.model import clip
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from lazyviz.render import text
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from lazygraph.snapshot import SourceLocation
 from lazygraph.types import type_bytes
 from lazyviz.command_line import path_of
 from lazyviz.divergence.alignment import Barrier, Program, State, Track, order
-from lazyviz.foreign.evidence import (
+from lazyviz.foreign import (
     EvidenceError,
     Frame,
     file_bytes,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Code, Doc, Fold, Note, Part, Points, Table
-from lazyviz.foreign.evidence import (
+from lazyviz.foreign import (
     Evidence,
     EvidenceError,
     Frame,

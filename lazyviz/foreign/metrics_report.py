@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, shorten
+from lazyviz.foreign import Evidence, EvidenceError, shorten
 from lazyviz.render import html, text
 from lazyviz.render.html import Fragment, markup
 from lazyviz.render.text import duration, plural

@@ -14,7 +14,7 @@ from lazygraph.read.hlo_module import instruction_count
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Table
 from lazyviz.draw.diff_text import graph_lines
-from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
+from lazyviz.foreign import Evidence, EvidenceError, ranked
 from lazyviz.render import text
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from lazygraph.errors import HloError
 from lazygraph.read import lazy_ir
 from lazygraph.read.open import readable, unpacked, wide_coding
 from lazyviz.command_line import keep_inputs, output_file, path_of
+from lazyviz.foreign import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.debug_log import parse_debug_log
-from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.program_dumps import parse_programs, read_xla_dump
 from lazyviz.foreign.tensors_dump import (
@@ -34,7 +34,7 @@ from lazyviz.render.html import page_html
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyviz.foreign.evidence import Evidence
+    from lazyviz.foreign import Evidence
 
 _MAX_BYTES = 512 * 2**20
 _PROBE = 4_096

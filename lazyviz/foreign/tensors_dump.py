@@ -17,7 +17,7 @@ from lazygraph.errors import HloSyntaxError
 from lazygraph.read.torch_ir import ir_text, parse_dot, parse_ir
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table
-from lazyviz.foreign.evidence import (
+from lazyviz.foreign import (
     Evidence,
     EvidenceError,
     Frame,

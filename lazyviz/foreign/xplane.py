@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
+from lazyviz.foreign import Evidence, EvidenceError, file_bytes
 from lazyviz.render import text
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView, union

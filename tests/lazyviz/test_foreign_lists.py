@@ -9,7 +9,7 @@ import pytest
 
 import lazygraph as hlo
 import lazyviz
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from lazyviz.foreign.program_dumps import XlaDump, read_xla_dump
 from lazyviz.foreign.tensors_dump import parse_tensors_report
 
