@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.snapshot import AUTOGRAD
-from lazygraph.types import flops, type_bytes
+from lazygraph.types import flops, short_name, tensor_type, type_bytes
 from lazyviz.draw.model import (
     BACKWARD,
     FROM_CPU,
     SAVED,
     Box,
     DrawGraph,
-    short_name,
-    type_text,
 )
 from lazyviz.render.text import leaf_name
 
@@ -220,7 +218,7 @@ def _library(provenance: Provenance) -> str:
 
 
 def _types(values: Sequence[Value]) -> str:
-    texts = [type_text(value.shape, value.dtype) for value in values]
+    texts = [tensor_type(value) for value in values]
     if not texts:
         return "no result"
     joined = ", ".join(texts)
@@ -257,7 +255,7 @@ def _leaf_box(
     label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
     return Box(
         label=name or f"{label} {leaf.position}",
-        detail=type_text(leaf.shape, leaf.dtype),
+        detail=tensor_type(leaf),
         kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
         op=leaf_name(leaf),
         path=paths.get(leaf, ()),

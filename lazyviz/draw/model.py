@@ -10,8 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from lazygraph.types import short_dtype
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -167,29 +165,6 @@ def _moved(
     for start, end in pairs:
         if start in where and end in where and where[start] != where[end]:
             yield where[start], where[end]
-
-
-def type_text(shape: Iterable[int], dtype: object) -> str:
-    """Return a type as the IR spells it.
-
-    Example:
-        >>> type_text((8, 10), "torch.float32")
-        'f32[8,10]'
-    """
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
-
-
-def short_name(op: str) -> str:
-    """Return the part of an operation's name that people say.
-
-    Example:
-        >>> short_name("aten.add.Tensor"), short_name("aten.native_layer_norm.default")
-        ('add', 'native_layer_norm')
-        >>> short_name("fused"), short_name("aten.add_.Tensor")
-        ('fused', 'add_')
-    """
-    parts = op.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] else op
 
 
 def path_text(path: Sequence[str]) -> str:

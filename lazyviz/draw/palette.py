@@ -291,14 +291,3 @@ def count_words(amount: float) -> str:
             break
         amount, unit = amount / 1_000, larger
     return f"{amount:.3g} {unit}FLOPs"
-
-
-def not_finite_words(nan: int, inf: int, minus_inf: int = 0) -> str:
-    """Return what is not finite, empty for nothing.
-
-    Example:
-        >>> not_finite_words(3, 0), not_finite_words(1, 2, 1), not_finite_words(0, 0)
-        ('3 NaN', '1 NaN, 2 Inf, 1 -Inf', '')
-    """
-    parts = ((nan, "NaN"), (inf, "Inf"), (minus_inf, "-Inf"))
-    return ", ".join(f"{count:,} {name}" for count, name in parts if count)

@@ -17,11 +17,10 @@ import torch
 import lazyrt
 from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import name_in
-from lazygraph.types import type_bytes, without_layout
+from lazygraph.types import tensor_type, type_bytes, without_layout
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import Leaf, Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
-from lazyviz.draw.model import type_text
 from lazyviz.render import text
 from lazyviz.render.html import markup
 
@@ -414,8 +413,7 @@ class NotFiniteView(Showable):
         if found.more:
             lines.append(f"{text.plural(found.more, 'more such op')} left out.")
         lines += [
-            f"{self._name(leaf)} {type_text(leaf.shape, leaf.dtype)} came in with "
-            f"{counts}."
+            f"{self._name(leaf)} {tensor_type(leaf)} came in with {counts}."
             for leaf, counts in found.inputs.items()
         ]
         return lines
@@ -424,7 +422,7 @@ class NotFiniteView(Showable):
         return [
             [
                 f"%{origin.node.id} {origin.node.op.name}",
-                type_text(origin.value.shape, origin.value.dtype),
+                tensor_type(origin.value),
                 where_of(origin.node),
                 str(origin.counts),
                 str(list(origin.first)) if origin.first else "",

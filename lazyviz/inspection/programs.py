@@ -19,7 +19,7 @@ from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
 from lazyviz.draw.diff_text import graph_lines
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
-from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
+from lazyviz.draw.palette import Amounts, Findings, count_words
 from lazyviz.render import text
 from lazyviz.render.text import python_call
 
@@ -229,7 +229,7 @@ class IrProgram(Program):
         nodes: dict[int, str] = {}
         inputs: dict[str, str] = {}
         for value, counts in known.items():
-            words = not_finite_words(*counts)
+            words = str(counts)
             if value.node is None:
                 inputs[text.leaf_name(value)] = words
             else:

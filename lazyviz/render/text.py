@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lazygraph import numbers
-from lazyviz.draw.model import type_text
+from lazygraph.types import tensor_type
 from lazyviz.render.html import one_line
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def listing(
     shown = nodes[hidden:]
     lines = [
         one_line(
-            f"{leaf_name(leaf)} : {_type(leaf)}"
+            f"{leaf_name(leaf)} : {tensor_type(leaf)}"
             + (f"  # {names[leaf]}" if names.get(leaf) else "")
         )
         for leaf in _leaves(graph, shown)
@@ -139,7 +139,7 @@ def _leaves(graph: Graph, shown: Sequence[Node]) -> Iterator[Leaf]:
 
 def _node_line(node: Node) -> str:
     types = ", ".join(
-        _type(value) if value is not None else "none" for value in node.outputs
+        tensor_type(value) if value is not None else "none" for value in node.outputs
     )
     where = ", ".join(
         part for part in (_module(node), str(node.provenance.site or "")) if part
@@ -193,10 +193,6 @@ def reference(value: Value) -> str:
 def leaf_name(leaf: Any) -> str:
     """Return an input's name in listings: `%p0`."""
     return f"%{_LEAF_PREFIX.get(leaf.kind, leaf.kind)}{leaf.position}"
-
-
-def _type(value: Value) -> str:
-    return type_text(value.shape, value.dtype)
 
 
 def python_call(node: Node) -> str:
