@@ -25,7 +25,7 @@ _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "contextlib.py"
 
 
 class EvidenceError(ValueError):
-    """A text that is not what it should be, or that breaks off.
+    """A text or file that is not what it should be, or that breaks off; each reader raises it.
 
     Attributes:
         message: Without the line.
@@ -98,11 +98,7 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def file_bytes(path: Path, most: int, instead: str) -> bytes:
-    """Return what is in a file of so many bytes at most; `instead` is what to do about a larger one.
-
-    Raises:
-        EvidenceError: It is larger, or cannot be read.
-    """
+    """Return what is in a file of so many bytes at most; `instead` is what to do about a larger one."""
     try:
         size = path.stat().st_size
         if size > most:

@@ -266,11 +266,7 @@ def _details(event: Event) -> list[Part]:
 
 
 def parse_debug_log(log: str) -> DebugLog:
-    """Read a log that torch_xla wrote with PT_XLA_DEBUG_LEVEL 1 or 2, or PT_XLA_DEBUG=1.
-
-    Raises:
-        EvidenceError: There is no analysis in it, or one breaks off.
-    """
+    """Read a log that torch_xla wrote with PT_XLA_DEBUG_LEVEL 1 or 2, or PT_XLA_DEBUG=1."""
     lines = log.splitlines()
     events = tuple(_events(lines))
     unlowered = tuple(_unlowered(lines))

@@ -509,11 +509,7 @@ class MetricsReport(Evidence):
 
 
 def from_live(plain: Mapping[str, Any]) -> MetricsReport:
-    """Return the report of `lazyrt.metrics_report("dict")`.
-
-    Raises:
-        EvidenceError: The mapping is something else.
-    """
+    """Return the report of `lazyrt.metrics_report("dict")`."""
     try:
         metrics = tuple(_live_metric(n, m) for n, m in plain["metrics"].items())
         counters, fallbacks = dict(plain["counters"]), dict(plain["fallbacks"])

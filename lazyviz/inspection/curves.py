@@ -324,11 +324,7 @@ def _norm(gradients: Sequence[Any]) -> Any:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    """Return what is tracked of a value: a number, a tensor, the norm of a module's gradients.
-
-    Raises:
-        UsageError: It is none of these.
-    """
+    """Return what is tracked of a value: a number, a tensor, the norm of a module's gradients."""
     if isinstance(value, (int, float)) or is_lazy(value):
         return value
     if hasattr(value, "named_parameters"):

@@ -147,9 +147,6 @@ class Explorer(Walk["Program"]):
         """Answer a request; each reply is ready as soon as it is yielded.
 
         Once a page is open, what the first click would have to wait for is done ahead.
-
-        Raises:
-            RequestError: It is none of ours.
         """
         for reply in super().handle(request):
             if reply["kind"] == "panel":

@@ -447,11 +447,7 @@ class LiveTable:
         self.took_ns = 0
 
     def handle(self, request: object) -> Iterator[Reply]:
-        """Answer a request; each reply is ready as soon as it is yielded.
-
-        Raises:
-            RequestError: It is none of ours, or cannot be done.
-        """
+        """Answer a request; each reply is ready as soon as it is yielded."""
         answers = {
             "sort": self._sort,
             "refresh": self._refresh,

@@ -39,7 +39,10 @@ ProgramT = TypeVar("ProgramT")
 
 
 class RequestError(ValueError):
-    """A request that no page of ours sends, or that cannot be done now."""
+    """A request that no page of ours sends, or that cannot be done now.
+
+    Whatever here takes a request raises it.
+    """
 
 
 def quoted(value: object) -> str:
@@ -55,9 +58,6 @@ def answered(
     """Answer a request by its kind; each reply is ready as soon as it is yielded.
 
     `hello` is answered here; `what` is the view in words.
-
-    Raises:
-        RequestError: It is none of these.
     """
     kind = request.get("kind") if isinstance(request, dict) else None
     if kind == "hello":
@@ -96,11 +96,7 @@ def panel_reply(
 
 
 def number(request: Mapping[str, Any], name: str, count: int) -> int:
-    """Return a number from 0 to below `count` that a request has under a name.
-
-    Raises:
-        RequestError: It has none.
-    """
+    """Return a number from 0 to below `count` that a request has under a name."""
     found = request.get(name)
     if not _is_whole(found) or not 0 <= found < count:
         raise RequestError(
@@ -110,11 +106,7 @@ def number(request: Mapping[str, Any], name: str, count: int) -> int:
 
 
 def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any:
-    """Return one of some words that a request has under a name.
-
-    Raises:
-        RequestError: It has another one, or none.
-    """
+    """Return one of some words that a request has under a name."""
     wanted = request.get(name)
     if not isinstance(wanted, str) or wanted not in allowed:
         known = ", ".join(repr(each) for each in allowed)
@@ -125,11 +117,7 @@ def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any
 
 
 def search_text(request: Mapping[str, Any]) -> str:
-    """Return what a request searches for.
-
-    Raises:
-        RequestError: It is no text, or an overlong one.
-    """
+    """Return what a request searches for."""
     wanted = request.get("text")
     if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
         raise RequestError(
@@ -139,11 +127,7 @@ def search_text(request: Mapping[str, Any]) -> str:
 
 
 def position(request: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the index that a slice begins at; what is beyond a tensor's end is moved to it.
-
-    Raises:
-        RequestError: It is no list of positions.
-    """
+    """Return the index that a slice begins at; what is beyond a tensor's end is moved to it."""
     at = request.get("at", [])
     if (
         not isinstance(at, list)
@@ -221,11 +205,7 @@ class Walk(ABC, Generic[ProgramT]):
         return legend_svg(self._shown)
 
     def handle(self, request: object) -> Iterator[Reply]:
-        """Answer a request; each reply is ready as soon as it is yielded.
-
-        Raises:
-            RequestError: It is none of ours.
-        """
+        """Answer a request; each reply is ready as soon as it is yielded."""
         yield from answered(request, self._answers(), self._what)
 
     @property

@@ -356,11 +356,7 @@ def _call_subject(
 def _check_arguments(
     function: Any, name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> None:
-    """Refuse a call that does not fit the signature; the runtime's frames would lead to it.
-
-    Raises:
-        HloError: It does not fit.
-    """
+    """Refuse a call that does not fit the signature; the runtime's frames would lead to it."""
     called = function.forward if hasattr(function, "forward") else function
     try:
         signature = inspect.signature(called)

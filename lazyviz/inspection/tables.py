@@ -600,11 +600,7 @@ def _cells(entry: Any) -> list[_Cell]:
 
 
 def ordered(entries: Sequence[Any], order: str) -> list[Any]:
-    """Return the executables in the order that a word behind `--sort` names.
-
-    Raises:
-        ValueError: There is no such order.
-    """
+    """Return the executables in the order that a word behind `--sort` names; refuse another word."""
     if order not in ORDERS:
         raise ValueError(
             f"%lazy cache --sort {order}: there is no order {order!r}. It takes "
@@ -625,11 +621,7 @@ def summary(entries: Sequence[Any]) -> str:
 
 
 def drop(runtime: ModuleType, words: Sequence[str]) -> str:
-    """Drop the executables that the words behind `drop` name; return what was dropped.
-
-    Raises:
-        ValueError: The words name no executable, or are none of the three forms.
-    """
+    """Drop the executables that the words behind `drop` name; return what was dropped, or refuse."""
     match list(words):
         case ["all"]:
             dropped = runtime.drop_executables()

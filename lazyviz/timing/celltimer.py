@@ -45,11 +45,7 @@ class Run:
 
 
 def runs_asked(rest: str) -> int:
-    """Return how often `%%lazy time` shall run its cell.
-
-    Raises:
-        ValueError: It is no number of runs.
-    """
+    """Return how often `%%lazy time` shall run its cell."""
     if not rest:
         return 1
     if not rest.isdecimal() or not 0 < int(rest) <= _MAX_RUNS:

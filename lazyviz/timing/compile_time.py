@@ -222,11 +222,7 @@ def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
 
 
 def of_step(runtime: ModuleType, step: int | None) -> Doc:
-    """Return the share of each block in a step's graph, the last one that was compiled if None.
-
-    Raises:
-        ValueError: The step ran nothing, or is too long ago.
-    """
+    """Return the share of each block in a step's graph, the last one that was compiled if None."""
     if step is None:
         records = runtime.compiled_graphs()
         if not records:

@@ -15,7 +15,7 @@ class HloError(RuntimeError, ValueError):
 
 
 class HloSyntaxError(HloError):
-    """A text is not what it should be at one place.
+    """A text is not what it should be at one place, or breaks off; each reader raises it.
 
     Attributes:
         message: Without the line.

@@ -84,11 +84,7 @@ class Function:
 
 
 def functions(text: str) -> list[Function]:
-    """Return the functions of an MLIR module.
-
-    Raises:
-        HloSyntaxError: Brackets do not pair up: the text is cut off or edited.
-    """
+    """Return the functions of an MLIR module."""
     return [_function(text, found) for found in _FUNCTION.finditer(text)]
 
 
@@ -264,11 +260,7 @@ def _body_start(text: str, at: int) -> int:
 
 
 def statements(body: str, line: int) -> Iterator[Statement]:
-    """Yield the operations of a text; one with regions is one.
-
-    Raises:
-        HloSyntaxError: The brackets of one do not pair up.
-    """
+    """Yield the operations of a text; one with regions is one."""
     lines = body.split("\n")
     lines.append("")
     at, end = 0, len(lines) - 1

@@ -74,11 +74,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
 
 
 def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
-    """Return the text in a file's bytes: unpacked, and that of a proto.
-
-    Raises:
-        HloError: It is packed and damaged, or is no text.
-    """
+    """Return the text in a file's bytes: unpacked, and that of a proto."""
     data = unpacked(data, source)
     if looks_like_proto(data):
         return text_of_proto(data, source)
@@ -93,11 +89,7 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
 
 
 def unpacked(data: bytes, source: str) -> bytes:
-    """Return a file's bytes as they were before gzip packed them, if it did.
-
-    Raises:
-        HloError: They are damaged, or too many.
-    """
+    """Return a file's bytes as they were before gzip packed them, if it did."""
     if not data.startswith(_GZIP):
         return data
     try:
@@ -196,11 +188,7 @@ def read(path: str | Path, *, module: str | int = "") -> Graph:
 
 
 def text_of_file(path: str | Path) -> str:
-    """Return the text in a file, packed or not, and that of a proto.
-
-    Raises:
-        HloError: There is no such file, or it holds no text.
-    """
+    """Return the text in a file, packed or not, and that of a proto."""
     return readable(text_of_bytes(_bytes_of(Path(path)), str(path)))
 
 
