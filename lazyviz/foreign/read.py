@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lazygraph.errors import HloError
 from lazygraph.read import lazy_ir
-from lazygraph.read.open import readable, unpacked, wide_coding
+from lazygraph.read.open import is_wide, readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.debug_log import parse_debug_log
@@ -78,7 +78,7 @@ def read(source: str | Path) -> Evidence:
     data = file_bytes(path, _MAX_BYTES, "Split it, or give the part that matters.")
     try:
         data = unpacked(data, str(path))
-        if b"\0" in data[:_PROBE] and not wide_coding(data):
+        if b"\0" in data[:_PROBE] and not is_wide(data):
             return _binary(path, data)
         contents = readable(data)
         return _reader(contents)(contents)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _FUNCTION = re.compile(
-    r'^[ \t]*"?func\.func"?\s+(?:(public|private|nested)\s+)?@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
+    r'^[ \t]*"?func\.func"?\s+(?:(?:public|private|nested)\s+)?@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
     re.MULTILINE,
 )
 _GENERIC = re.compile(r'^[ \t]*"(?:builtin\.module|func\.func)"(?=\()', re.MULTILINE)
@@ -65,7 +65,6 @@ class Function:
         arguments: The text between the parentheses of its head.
         body: Its statements.
         line: Line of its head, from 1.
-        is_public: Whether it says so.
         results: The text after its arrow: types and notes of what it returns.
         given: Its inputs, where they are known already, as `arguments` gives them.
     """
@@ -74,7 +73,6 @@ class Function:
     arguments: str
     body: tuple[Statement, ...]
     line: int
-    is_public: bool
     results: str = ""
     given: tuple[tuple[str, str, str, str], ...] = ()
 
@@ -190,16 +188,15 @@ def _function(text: str, found: re.Match[str]) -> Function:
         )
         raise HloSyntaxError(message, *position(text, found.start()))
     end = closing(text, start)
-    name, given = found[2].strip('"'), text[start + 1 : end - 1]
+    name, given = found[1].strip('"'), text[start + 1 : end - 1]
     body = _body_start(text, end)
     if body < 0:
-        return Function(name, given, (), line, is_public=False)
+        return Function(name, given, (), line)
     stop = _body_end(text, body)
     first = text.count("\n", 0, body) + 1
     rows = tuple(statements(text[body + 1 : stop - 1], first))
-    is_public = found[1] == "public" or found[1] is None
     results = text[end:body].partition("->")[2]
-    return Function(name, given, rows, line, is_public, results)
+    return Function(name, given, rows, line, results)
 
 
 def block(
@@ -501,7 +498,7 @@ def region_function(
 ) -> Function:
     """Return a region as a function of its block's arguments, else of what the head gives it."""
     given, rows = block(text, line)
-    return Function(name, "", rows, line, is_public=False, given=tuple(given or inputs))
+    return Function(name, "", rows, line, given=tuple(given or inputs))
 
 
 def bound_by(body: str, knows: Callable[[str], bool]) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -78,7 +79,7 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
     data = unpacked(data, source)
     if looks_like_proto(data):
         return text_of_proto(data, source)
-    if b"\0" in data and not wide_coding(data):
+    if b"\0" in data and not is_wide(data):
         start = " ".join(f"{byte:02x}" for byte in data[:8])
         raise HloSyntaxError(
             f"it holds bytes that no text has, and begins with {start}. Give a dump of HLO or "
@@ -134,8 +135,8 @@ def readable(text: str | bytes) -> str:
         'HloModule m\n}'
     """
     if isinstance(text, bytes):
-        # Some editors save two bytes for each character.
-        text = text.decode(wide_coding(text) or "utf-8", "replace")
+        # Some shells and editors save two bytes for each character.
+        text = text.decode("utf-16" if is_wide(text) else "utf-8", "replace")
     text = text.removeprefix("\ufeff")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -396,25 +397,9 @@ def _module_of_graph(graph: Graph) -> HloModule:
 # -------------------------------------------------------- what the bytes of a file are
 
 
-_PROBE = 64
-
-
-def wide_coding(data: bytes) -> str:
-    """Return the coding of text in two bytes for each character; empty for other text.
-
-    Example:
-        >>> wide_coding("HloModule".encode("utf-16-le")), wide_coding(b"HloModule")
-        ('utf-16-le', '')
-    """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    start = data[:_PROBE]
-    if len(start) >= 4:  # noqa: PLR2004 - two characters
-        if not any(start[1::2]) and all(start[::2]):
-            return "utf-16-le"
-        if not any(start[::2]) and all(start[1::2]):
-            return "utf-16-be"
-    return ""
+def is_wide(data: bytes) -> bool:
+    """Return whether it is text of two bytes for each character, as its mark at the start says."""
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 # HLO protos to text, by XLA itself, in a process of its own.
