@@ -7,7 +7,6 @@ checked before it is answered; what it is sent is escaped HTML and SVG.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,29 +15,20 @@ import anywidget
 import traitlets
 
 from lazyviz.draw import panel
-from lazyviz.inspection import live as drawing
-from lazyviz.inspection import tables
-from lazyviz.inspection.live import MAX_AUTOMATIC_NS, LiveTable
-from lazyviz.inspection.protocol import (
-    RequestError,
-    answered,
-    panel_reply,
-    quoted,
-)
+from lazyviz.inspection.protocol import RequestError, answer, panel_reply
 from lazyviz.render.html import script, static
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import ModuleType
+    from collections.abc import Callable, Iterable, Mapping
 
-    from lazyviz.inspection.live import Options
-    from lazyviz.inspection.protocol import Reply, Walk
+    from lazyviz.inspection.protocol import PageTable, Reply, Walk
 
 
 _log = logging.getLogger(__name__)
 
-_views: weakref.WeakSet[LiveView] = weakref.WeakSet()
-_KEY = re.compile("[0-9a-f]{32}")
+_views: weakref.WeakSet[TableView] = weakref.WeakSet()
+# A table that takes longer is not made anew after each cell without being asked for.
+_MAX_AUTOMATIC_NS = 100_000_000
 
 
 class Page(anywidget.AnyWidget):
@@ -147,10 +137,10 @@ class GraphView(Page):
             super()._apply(reply)
 
 
-class LiveView(Page):
-    """A table of the live tensors as HTML; it holds names and numbers, and no tensor.
+class TableView(Page):
+    """A table that its page works with, as HTML, such as that of the live tensors.
 
-    It is stale while it shows a moment before the latest cell.
+    One of a shell's program is made anew after each cell, or stale: of a moment before it.
     """
 
     _esm = script("live_view")
@@ -160,31 +150,27 @@ class LiveView(Page):
     table = traitlets.Unicode().tag(sync=True)
     note = traitlets.Unicode().tag(sync=True)
     stale = traitlets.Bool().tag(sync=True)
+    what = traitlets.Unicode().tag(sync=True)
 
-    def __init__(
-        self,
-        runtime: ModuleType,
-        shell: Any,
-        chosen: Options | None = None,
-        twin: str = "",
-    ) -> None:
-        self._live = LiveTable(runtime, shell, chosen)
-        self._shell = weakref.ref(shell)
+    def __init__(self, table: PageTable, twin: str = "", shell: Any = None) -> None:
+        self._table = table
+        self._shell = None if shell is None else weakref.ref(shell)
         self._visible = False
-        first = self._live.table()
-        super().__init__(title=first["title"], table=first["html"], twin=twin)
+        first = table.table()
+        title, body = first["title"], first["html"]
+        super().__init__(title=title, table=body, twin=twin, what=table.what)
         _views.add(self)
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return fallback("live tensors")
+        return fallback(self._table.what)
 
     def cell_ended(self, shell: Any) -> None:
         """Make the table anew after a cell of its shell, if somebody sees it and it is cheap."""
-        if self._shell() is not shell:
+        if self._shell is None or self._shell() is not shell:
             return
-        if self._visible and self._live.took_ns < MAX_AUTOMATIC_NS:
-            self._apply(self._live.table())
+        if self._visible and self._table.took_ns < _MAX_AUTOMATIC_NS:
+            self._apply(self._table.table())
         else:
             self.stale = True
 
@@ -195,15 +181,15 @@ class LiveView(Page):
         super()._received(_widget, content, _buffers)
 
     def _replies(self, request: object) -> Iterable[Reply]:
-        return self._live.handle(request)
+        return self._table.handle(request)
 
     def _refused(self, why: str) -> None:
-        self.note = drawing.answer(why, failed=True)
+        self.note = answer(why, failed=True)
 
     def _seen(self, *, is_visible: bool) -> None:
         self._visible = is_visible
-        if is_visible and self.stale and self._live.took_ns < MAX_AUTOMATIC_NS:
-            self._apply(self._live.table())
+        if is_visible and self.stale and self._table.took_ns < _MAX_AUTOMATIC_NS:
+            self._apply(self._table.table())
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
@@ -221,58 +207,6 @@ def cell_ended(shell: Any) -> None:
     """Tell the tables of a shell that a cell has ended."""
     for view in list(_views):
         view.cell_ended(shell)
-
-
-class CacheView(Page):
-    """A table of `lazyrt.cached_executables()` as HTML; holds texts, and no executable."""
-
-    _esm = script("cache_view")
-    _css = static("cache_view.css")
-
-    table = traitlets.Unicode().tag(sync=True)
-    note = traitlets.Unicode().tag(sync=True)
-
-    def __init__(self, runtime: ModuleType, twin: str = "") -> None:
-        self._runtime = runtime
-        super().__init__(twin=twin, table=self._table())
-
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return fallback("executables")
-
-    def _table(self) -> str:
-        return tables.live_html(self._runtime.cached_executables())
-
-    def _replies(self, request: object) -> Iterable[Reply]:
-        answers = {"refresh": self._refresh, "evict": self._evict}
-        return answered(request, answers, "table of executables")
-
-    def _apply(self, reply: Mapping[str, Any]) -> None:
-        if reply["kind"] == "table":
-            with self.hold_sync():
-                self.note, self.table = reply["note"], self._table()
-        else:
-            super()._apply(reply)
-
-    def _refused(self, why: str) -> None:
-        self.note = why
-
-    def _refresh(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
-        yield {"kind": "table", "note": ""}
-
-    def _evict(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        key = request.get("key")
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise RequestError(
-                f"{quoted(key)} is no key of an executable. Refresh the table and take one of its "
-                "buttons."
-            )
-        present = {entry.key for entry in self._runtime.cached_executables()}
-        if key in present:
-            note = tables.drop(self._runtime, [key])
-        else:
-            note = f"{key[:8]} is gone already; nothing was dropped."
-        yield {"kind": "table", "note": note}
 
 
 class TimelineView(anywidget.AnyWidget):

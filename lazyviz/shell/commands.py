@@ -260,9 +260,9 @@ def _live(asked: Command) -> Doc:
     found = live.report(runtime, shell, chosen)
 
     def widget() -> Any:
-        from lazyviz.widgets import LiveView
+        from lazyviz.widgets import TableView
 
-        return LiveView(runtime, shell, chosen, "lzl-twin")
+        return TableView(live.LiveTable(runtime, shell, chosen), "lzl-twin", shell)
 
     shown = live.live_doc(found)
     return Doc([shown], css_class="lzl-twin", live=widget if found.rows else None)
@@ -301,9 +301,9 @@ def _cache(asked: Command) -> Doc:
     entries = runtime.cached_executables()
 
     def widget() -> Any:
-        from lazyviz.widgets import CacheView
+        from lazyviz.widgets import TableView
 
-        return CacheView(runtime, "lzx-twin")
+        return TableView(tables.CacheTable(runtime), "lzx-twin")
 
     shown = tables.doc(entries)
     return Doc([shown], css_class="lzx-twin", live=widget if entries else None)
