@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -91,7 +91,8 @@ def state(name, text):
             "elapsed_ms": 2_000.0, "expected_ms": 8_000.0, "expected": text,
         }  # fmt: skip
     entry = executable(holds=text, line=text)
-    told = CacheTable(SimpleNamespace(cached_executables=lambda: (entry,))).table()
+    runtime: Any = SimpleNamespace(cached_executables=lambda: (entry,))
+    told = CacheTable(runtime).table()
     return {
         "title": told["title"],
         "table": told["html"],
@@ -103,7 +104,7 @@ def state(name, text):
 
 def executable(**changes):
     """Return an executable with large numbers."""
-    values = {
+    values: dict[str, Any] = {
         "key": "0" * 32, "holds": "step graph 795080fb", "nodes": 1_360, "tier": "optimised",
         "line": "cell 12 line 23", "nbytes": 12_345_678, "age_s": 90.0, "unused_s": 86_400.0,
         "in_memory": True, "on_disk": True, "compile_ns": 12_345_000_000, "hits": 1_234,
@@ -305,7 +306,7 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
         report = LiveReport(rows=(held,), step=12_345, growth=(), waiting=())
         told["table"] = live_table(report, {}, "size", reverse=False)
     if name == "executables":
-        runtime = SimpleNamespace(cached_executables=lambda: (executable(),))
+        runtime: Any = SimpleNamespace(cached_executables=lambda: (executable(),))
         told["table"] = CacheTable(runtime).table()["html"]
     mount(tab, "live_view", told)
     wide = tab.viewport_size
