@@ -6,7 +6,9 @@ checked before it is answered; what it is sent is escaped HTML and SVG.
 
 from __future__ import annotations
 
+import _thread
 import logging
+import signal
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from lazyviz.inspection.protocol import PageTable, Reply, Walk
+    from lazyviz.timing.compile_time import Wait
 
 
 _log = logging.getLogger(__name__)
@@ -256,3 +259,80 @@ class CopyLines(anywidget.AnyWidget):
                 _log.exception("a capture failed")
                 steps, shown = 0, panel.refusal_html(f"{type(error).__name__}: {error}")
         self.send({"kind": "captured", "steps": steps, "html": shown})
+
+
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class WaitView(anywidget.AnyWidget):
+    """A long wait with a button that ends it: one widget for all of a session, one after the other.
+
+    The kernel's main thread is the one that waits, so the page counts the seconds by itself and the
+    button asks the front end to interrupt the kernel, as its own stop button does. Where a page
+    cannot, it sends a message, which is served once a thread of the kernel is free to.
+
+    Attributes:
+        number: Of the wait that is shown; a click that comes after its end says an old one.
+    """
+
+    _esm = script("wait_view")
+    _css = static("wait_view.css")
+
+    number = traitlets.Int().tag(sync=True)
+    active = traitlets.Bool().tag(sync=True)
+    what = traitlets.Unicode().tag(sync=True)
+    phase = traitlets.Unicode().tag(sync=True)
+    where = traitlets.Unicode().tag(sync=True)
+    elapsed_ms = traitlets.Float().tag(sync=True)
+    expected_ms = traitlets.Float().tag(sync=True)
+    expected = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_msg(self._received)
+
+    def __repr__(self) -> str:
+        """Return the same text in each run, so that notebooks compare."""
+        return "<wait>"
+
+    @property
+    def view_data(self) -> dict[str, Any]:
+        """What makes a page show the widget in place of an output."""
+        return {
+            _VIEW: {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self.model_id,
+            }
+        }
+
+    def show(self, wait: Wait) -> None:
+        """Show how a wait stands."""
+        with self.hold_sync():
+            if not self.active:
+                self.number += 1
+                self.active = True
+            self.what = wait.what
+            self.phase = wait.phase
+            barrier = " at ".join(filter(None, (wait.cause, wait.site)))
+            self.where = " · ".join(filter(None, (wait.done, barrier)))
+            self.elapsed_ms = wait.elapsed_ns / 1e6
+            self.expected_ms = (wait.expected.ns or 0) / 1e6
+            self.expected = str(wait.expected)
+
+    def end(self) -> None:
+        """Say that the wait is over."""
+        self.active = False
+
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+        wanted = {"kind": "cancel", "wait": self.number}
+        if self.active and content == wanted:
+            interrupt()
+
+
+def interrupt() -> None:
+    """Do what Ctrl-C does: raise KeyboardInterrupt in the main thread, waking it from a wait."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()

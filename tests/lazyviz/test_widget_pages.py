@@ -21,6 +21,7 @@ from lazyviz.inspection.live import LiveTable, Target, live_table, variable_ques
 from lazyviz.inspection.protocol import answer
 from lazyviz.inspection.tables import CacheTable
 from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.widgets import TableView, WaitView
 from tests.lazyviz import test_safety
 from tests.lazyviz.poisoned import timeline_of
 from tests.lazyviz.widget_pages import (
@@ -402,8 +403,6 @@ def messages(seed, count):
 def widgets(lab):
     """One widget of each kind, with what each sends."""
     from lazyviz.inspection import explorer
-    from lazyviz.shell.wait_view import WaitView
-    from lazyviz.widgets import TableView
 
     lab.run_cell(
         "a = torch.ones(2, device='lazyrt')\nlazyrt.mark_step()\nb = a * 2 + 1"
@@ -424,10 +423,8 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
     lab, widgets, monkeypatch, caplog
 ):
     """Wrong types, huge numbers, missing keys, bombs of nested lists."""
-    from lazyviz.shell import wait_view
-
     interrupts: list[int] = []
-    monkeypatch.setattr(wait_view, "interrupt", lambda: interrupts.append(1))
+    monkeypatch.setattr("lazyviz.widgets.interrupt", lambda: interrupts.append(1))
     before = lazyrt.pending_graph().fingerprint
     names = sorted(name for name in lab.user_ns if not name.startswith("_"))
     kept = {entry.key for entry in lazyrt.cached_executables()}
@@ -437,7 +434,7 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
         for message in messages(type(widget).__name__, 400):
             widget._received(widget, message, [])
         # Each is answered, most by a refusal; what a page is told stays small.
-        assert len(said) >= (250 if not isinstance(widget, wait_view.WaitView) else 0)
+        assert len(said) >= (250 if not isinstance(widget, WaitView) else 0)
         assert max((len(repr(each)) for each in said), default=0) < 4_000
 
     assert not caplog.records  # nothing but refusals that were meant
