@@ -48,11 +48,7 @@ def run(
 
 
 def path_of(given: object, caller: str, error: type[ValueError]) -> Path:
-    """Return a path that a public function was given.
-
-    Raises:
-        ValueError: Of the class `error`: it is none.
-    """
+    """Return a path that a public function was given; anything else is an error of that class."""
     if isinstance(given, (str, os.PathLike)):
         return Path(given)
     raise error(
@@ -62,24 +58,16 @@ def path_of(given: object, caller: str, error: type[ValueError]) -> Path:
 
 
 def whole_number(word: str) -> int:
-    """Return a number from 1 up; for argparse's `type`.
-
-    Raises:
-        argparse.ArgumentTypeError: It is none.
-    """
+    """Return a number from 1 up; for argparse's `type`."""
     if not (word.isdecimal() and int(word)):
         raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 up")
     return int(word)
 
 
 def output_file(word: str) -> Path:
-    """Return the path of a file to be written; for argparse's `type`.
+    """Return the path of a file to be written, where there can be one; for argparse's `type`.
 
     A command that works for minutes says at its start that its result has no place.
-
-    Raises:
-        argparse.ArgumentTypeError: It is a folder, or is in a folder that does not exist or
-            takes no files.
     """
     path = Path(word)
     folder = path.absolute().parent

@@ -178,12 +178,7 @@ class Picture(Part):
 
 @dataclass(frozen=True, slots=True)
 class Drawn(Part):
-    """What has writers of its own, such as a graph, a diff or a timeline.
-
-    Attributes:
-        text: For a terminal.
-        html: Returns it for a page.
-    """
+    """What has writers of its own, such as a graph, a diff or a timeline."""
 
     text: str
     html: Callable[[], str]

@@ -38,11 +38,7 @@ _EXTENSION_ATTRIBUTE = "_lazyviz_extension"
 
 
 class Extension:
-    """lazyviz in one shell.
-
-    Attributes:
-        session: What it has recorded.
-    """
+    """lazyviz in one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.session = Session(shell)

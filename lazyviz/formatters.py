@@ -37,9 +37,7 @@ def install(
 ) -> list[Callable[[], None]]:
     """Register the formatters; return the functions that undo it.
 
-    Args:
-        shell: The shell.
-        pictured: Is called when a page shows a picture that a script answers for.
+    `pictured` is called when a page shows a picture that a script answers for.
     """
     display_formatter: Any = shell.display_formatter
     bundle = display_formatter.mimebundle_formatter
@@ -164,12 +162,7 @@ def _tensor_bundle(shell: Any, pictured: Callable[[], None]) -> Callable[[Any], 
 
 
 def graph_doc(shown: Any, hint: str = "") -> Doc:
-    """Return a graph's listing; on a page its drawing.
-
-    Args:
-        shown: A graph of the runtime, or an inspection of one.
-        hint: A line below the drawing.
-    """
+    """Return the listing of a graph, or of an inspection's; on a page its drawing, above a hint."""
     graph = getattr(shown, "graph", shown)
     held = getattr(shown, "holdings", None)
     if not graph.nodes:

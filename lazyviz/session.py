@@ -426,10 +426,7 @@ class Session:
     ) -> DrawGraph:
         """Return the drawing of a graph, nothing folded, with the user's names.
 
-        Args:
-            graph: A graph of the runtime, pending or not.
-            new_ids: Ids of the nodes that the shown cell recorded; None counts all as new.
-            held: What stands behind inputs and outputs; by default it is found now.
+        Nodes with other ids than `new_ids` are drawn as those of an earlier cell.
         """
         from lazyviz.draw.boxes import draw_graph
 

@@ -6,8 +6,9 @@ checked before it is answered; what it is sent is escaped HTML and SVG.
 
 from __future__ import annotations
 
+import _thread
 import logging
-import re
+import signal
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,29 +17,21 @@ import anywidget
 import traitlets
 
 from lazyviz.draw import panel
-from lazyviz.inspection import live as drawing
-from lazyviz.inspection import tables
-from lazyviz.inspection.live import MAX_AUTOMATIC_NS, LiveTable
-from lazyviz.inspection.protocol import (
-    RequestError,
-    answered,
-    panel_reply,
-    quoted,
-)
+from lazyviz.inspection.protocol import RequestError, answer, panel_reply
 from lazyviz.render.html import script, static
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import ModuleType
+    from collections.abc import Callable, Iterable, Mapping
 
-    from lazyviz.inspection.live import Options
-    from lazyviz.inspection.protocol import Reply, Walk
+    from lazyviz.inspection.protocol import PageTable, Reply, Walk
+    from lazyviz.timing.compile_time import Wait
 
 
 _log = logging.getLogger(__name__)
 
-_views: weakref.WeakSet[LiveView] = weakref.WeakSet()
-_KEY = re.compile("[0-9a-f]{32}")
+_views: weakref.WeakSet[TableView] = weakref.WeakSet()
+# A table that takes longer is not made anew after each cell without being asked for.
+_MAX_AUTOMATIC_NS = 100_000_000
 
 
 class Page(anywidget.AnyWidget):
@@ -82,11 +75,7 @@ class Page(anywidget.AnyWidget):
 
 
 def fallback(title: str) -> str:
-    """Return what stands in the place of a live view in a saved or converted notebook.
-
-    Args:
-        title: What it shows: the same text in each run, so that notebooks compare.
-    """
+    """Return what stands in the place of a live view in a saved or converted notebook."""
     return f"<{title}: the live view needs a kernel; its copy above needs none>"
 
 
@@ -151,14 +140,10 @@ class GraphView(Page):
             super()._apply(reply)
 
 
-class LiveView(Page):
-    """A table of the live tensors; it holds names and numbers, and no tensor.
+class TableView(Page):
+    """A table that its page works with, as HTML, such as that of the live tensors.
 
-    Attributes:
-        title: One line of totals.
-        table: The table, as HTML.
-        note: What came of the latest request, as HTML.
-        stale: Whether the table is of a moment before the latest cell.
+    One of a shell's program is made anew after each cell, or stale: of a moment before it.
     """
 
     _esm = script("live_view")
@@ -168,31 +153,27 @@ class LiveView(Page):
     table = traitlets.Unicode().tag(sync=True)
     note = traitlets.Unicode().tag(sync=True)
     stale = traitlets.Bool().tag(sync=True)
+    what = traitlets.Unicode().tag(sync=True)
 
-    def __init__(
-        self,
-        runtime: ModuleType,
-        shell: Any,
-        chosen: Options | None = None,
-        twin: str = "",
-    ) -> None:
-        self._live = LiveTable(runtime, shell, chosen)
-        self._shell = weakref.ref(shell)
+    def __init__(self, table: PageTable, twin: str = "", shell: Any = None) -> None:
+        self._table = table
+        self._shell = None if shell is None else weakref.ref(shell)
         self._visible = False
-        first = self._live.table()
-        super().__init__(title=first["title"], table=first["html"], twin=twin)
+        first = table.table()
+        title, body = first["title"], first["html"]
+        super().__init__(title=title, table=body, twin=twin, what=table.what)
         _views.add(self)
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return fallback("live tensors")
+        return fallback(self._table.what)
 
     def cell_ended(self, shell: Any) -> None:
         """Make the table anew after a cell of its shell, if somebody sees it and it is cheap."""
-        if self._shell() is not shell:
+        if self._shell is None or self._shell() is not shell:
             return
-        if self._visible and self._live.took_ns < MAX_AUTOMATIC_NS:
-            self._apply(self._live.table())
+        if self._visible and self._table.took_ns < _MAX_AUTOMATIC_NS:
+            self._apply(self._table.table())
         else:
             self.stale = True
 
@@ -203,15 +184,15 @@ class LiveView(Page):
         super()._received(_widget, content, _buffers)
 
     def _replies(self, request: object) -> Iterable[Reply]:
-        return self._live.handle(request)
+        return self._table.handle(request)
 
     def _refused(self, why: str) -> None:
-        self.note = drawing.answer(why, failed=True)
+        self.note = answer(why, failed=True)
 
     def _seen(self, *, is_visible: bool) -> None:
         self._visible = is_visible
-        if is_visible and self.stale and self._live.took_ns < MAX_AUTOMATIC_NS:
-            self._apply(self._live.table())
+        if is_visible and self.stale and self._table.took_ns < _MAX_AUTOMATIC_NS:
+            self._apply(self._table.table())
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
@@ -231,70 +212,8 @@ def cell_ended(shell: Any) -> None:
         view.cell_ended(shell)
 
 
-class CacheView(Page):
-    """A table of `lazyrt.cached_executables()`; holds texts, and no executable.
-
-    Attributes:
-        table: The table, as HTML.
-        note: What the last request did.
-    """
-
-    _esm = script("cache_view")
-    _css = static("cache_view.css")
-
-    table = traitlets.Unicode().tag(sync=True)
-    note = traitlets.Unicode().tag(sync=True)
-
-    def __init__(self, runtime: ModuleType, twin: str = "") -> None:
-        self._runtime = runtime
-        super().__init__(twin=twin, table=self._table())
-
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return fallback("executables")
-
-    def _table(self) -> str:
-        return tables.live_html(self._runtime.cached_executables())
-
-    def _replies(self, request: object) -> Iterable[Reply]:
-        answers = {"refresh": self._refresh, "evict": self._evict}
-        return answered(request, answers, "table of executables")
-
-    def _apply(self, reply: Mapping[str, Any]) -> None:
-        if reply["kind"] == "table":
-            with self.hold_sync():
-                self.note, self.table = reply["note"], self._table()
-        else:
-            super()._apply(reply)
-
-    def _refused(self, why: str) -> None:
-        self.note = why
-
-    def _refresh(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
-        yield {"kind": "table", "note": ""}
-
-    def _evict(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        key = request.get("key")
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise RequestError(
-                f"{quoted(key)} is no key of an executable. Refresh the table and take one of its "
-                "buttons."
-            )
-        present = {entry.key for entry in self._runtime.cached_executables()}
-        if key in present:
-            note = tables.drop(self._runtime, [key])
-        else:
-            note = f"{key[:8]} is gone already; nothing was dropped."
-        yield {"kind": "table", "note": note}
-
-
 class TimelineView(anywidget.AnyWidget):
-    """A timeline as it was when it was shown.
-
-    Attributes:
-        svg: The detailed picture.
-        twin: CSS class of the static picture that the page hides while it is live.
-    """
+    """A timeline as it was when it was shown."""
 
     _esm = script("timeline_view", "timeline")
     _css = static("timeline_view.css")
@@ -310,8 +229,7 @@ class TimelineView(anywidget.AnyWidget):
 class CopyLines(anywidget.AnyWidget):
     """Listens in the page, and profiles the next step when it is asked to; holds nothing of it.
 
-    Args:
-        capture: Profiles up to the end of the next step; returns how many steps that were, and HTML.
+    `capture` profiles that step; it returns how many steps that were, and HTML.
     """
 
     _esm = script("copy_lines")
@@ -341,3 +259,80 @@ class CopyLines(anywidget.AnyWidget):
                 _log.exception("a capture failed")
                 steps, shown = 0, panel.refusal_html(f"{type(error).__name__}: {error}")
         self.send({"kind": "captured", "steps": steps, "html": shown})
+
+
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class WaitView(anywidget.AnyWidget):
+    """A long wait with a button that ends it: one widget for all of a session, one after the other.
+
+    The kernel's main thread is the one that waits, so the page counts the seconds by itself and the
+    button asks the front end to interrupt the kernel, as its own stop button does. Where a page
+    cannot, it sends a message, which is served once a thread of the kernel is free to.
+
+    Attributes:
+        number: Of the wait that is shown; a click that comes after its end says an old one.
+    """
+
+    _esm = script("wait_view")
+    _css = static("wait_view.css")
+
+    number = traitlets.Int().tag(sync=True)
+    active = traitlets.Bool().tag(sync=True)
+    what = traitlets.Unicode().tag(sync=True)
+    phase = traitlets.Unicode().tag(sync=True)
+    where = traitlets.Unicode().tag(sync=True)
+    elapsed_ms = traitlets.Float().tag(sync=True)
+    expected_ms = traitlets.Float().tag(sync=True)
+    expected = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_msg(self._received)
+
+    def __repr__(self) -> str:
+        """Return the same text in each run, so that notebooks compare."""
+        return "<wait>"
+
+    @property
+    def view_data(self) -> dict[str, Any]:
+        """What makes a page show the widget in place of an output."""
+        return {
+            _VIEW: {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self.model_id,
+            }
+        }
+
+    def show(self, wait: Wait) -> None:
+        """Show how a wait stands."""
+        with self.hold_sync():
+            if not self.active:
+                self.number += 1
+                self.active = True
+            self.what = wait.what
+            self.phase = wait.phase
+            barrier = " at ".join(filter(None, (wait.cause, wait.site)))
+            self.where = " · ".join(filter(None, (wait.done, barrier)))
+            self.elapsed_ms = wait.elapsed_ns / 1e6
+            self.expected_ms = (wait.expected.ns or 0) / 1e6
+            self.expected = str(wait.expected)
+
+    def end(self) -> None:
+        """Say that the wait is over."""
+        self.active = False
+
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+        wanted = {"kind": "cancel", "wait": self.number}
+        if self.active and content == wanted:
+            interrupt()
+
+
+def interrupt() -> None:
+    """Do what Ctrl-C does: raise KeyboardInterrupt in the main thread, waking it from a wait."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()

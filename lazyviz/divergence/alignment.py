@@ -285,11 +285,8 @@ def _row(
 ) -> Row:
     """Return a row with its kind.
 
-    Args:
-        cells: Its barriers.
-        tracks: The replicas.
-        reached: How many barriers of each stand in the rows up to this one.
-        end: How many barriers of each were aligned at most.
+    `reached` says how many barriers of each replica stand in the rows up to this one, `end` how many
+    were aligned at most.
     """
     pairs = list(zip(cells, tracks, strict=True))
     there = [track.barriers[cell] for cell, track in pairs if cell is not None]

@@ -13,7 +13,7 @@ from lazygraph.explain.hlo_causes import sentences
 from lazygraph.graph import PARAMETER
 from lazyviz.divergence.alignment import called, order
 from lazyviz.draw.model import clip
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from lazyviz.render import text
 
 if TYPE_CHECKING:
@@ -235,12 +235,7 @@ def _at(barrier: Barrier) -> str:
 
 
 def _let_all(barrier: Barrier, mark: str) -> str:
-    """Return what makes a barrier of some replicas one of all.
-
-    Args:
-        barrier: What only some have.
-        mark: The call that makes a barrier in such a program.
-    """
+    """Return what makes a barrier of some replicas one of all; `mark` is a call that makes one."""
     where = _guard(barrier.lines)
     if not barrier.cause.startswith("read by") and where:
         return f"let every replica run {barrier.place}: move it out of {where}"

@@ -29,7 +29,7 @@ from lazyviz.divergence.alignment import called
 from lazyviz.divergence.report import Replicas, replicas
 from lazyviz.divergence.sources import read_record
 from lazyviz.doc import Advice, Code, Doc, Line, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.foreign import Evidence, EvidenceError
 from lazyviz.render import text
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from lazyviz.divergence.finding import Difference, first_difference
 from lazyviz.divergence.sources import tracks_of
 from lazyviz.doc import Advice, Code, Doc, Drawn, Fold, Line, Note, Part, Table
 from lazyviz.draw.model import clip
-from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.foreign import Evidence, EvidenceError
 from lazyviz.render import text
 from lazyviz.render.html import one_line, page_html
 

@@ -21,7 +21,7 @@ from lazygraph.snapshot import SourceLocation
 from lazygraph.types import type_bytes
 from lazyviz.command_line import path_of
 from lazyviz.divergence.alignment import Barrier, Program, State, Track, order
-from lazyviz.foreign.evidence import (
+from lazyviz.foreign import (
     EvidenceError,
     Frame,
     file_bytes,
@@ -67,11 +67,7 @@ def is_record(path: Path) -> bool:
 
 
 def read_record(path: Path, now: float) -> Track:
-    """Return what a record tells.
-
-    Args:
-        path: The file; it may still be written to.
-        now: Seconds since 1970, to tell whether the process still gives signs of life.
+    """Return what a record tells; at `now`, in seconds since 1970, it may still be written to.
 
     Raises:
         EvidenceError: It is no record, or is damaged.
@@ -289,10 +285,6 @@ def tracks_of(
     source: str | Path | Iterable[str | Path], now: float | None = None
 ) -> list[Track]:
     """Return what each replica left behind, in the order of their names.
-
-    Args:
-        source: A folder, or one file for each replica.
-        now: Seconds since 1970; by default the time.
 
     Raises:
         EvidenceError: It cannot be read, is of several kinds, or is of less than two replicas.

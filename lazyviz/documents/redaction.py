@@ -223,12 +223,7 @@ def unquoted(page: str, quotes: Iterable[str]) -> str:
 
 
 def shortened(page: str, home: Path | None = None) -> str:
-    """Return a page with the home directory written as `~`, also within its pictures.
-
-    Args:
-        page: HTML or text.
-        home: By default the user's.
-    """
+    """Return a page with a home directory, by default the user's, as `~`, in pictures, too."""
     with contextlib.suppress(RuntimeError):  # no home at all
         home = home or Path.home()
     if home is None or len(home.parts) < 2:  # noqa: PLR2004 - the root itself

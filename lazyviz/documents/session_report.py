@@ -497,13 +497,7 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A report that was written.
-
-    Attributes:
-        path: Where.
-        nbytes: Its size.
-        summary: What is in it, in a few words.
-    """
+    """A report that was written."""
 
     path: Path
     nbytes: int
@@ -585,11 +579,7 @@ def _body(make: Callable[[Facts], Part], facts: Facts, limit: int) -> str:
 
 
 def _target(path: str | Path, *, force: bool) -> Path:
-    """Return where a report may be written to.
-
-    Raises:
-        ReportError: Nowhere: no such folder or home, somebody else's file, no page's name.
-    """
+    """Return where a report may be written to: to no folder, and over no file that is none of ours."""
     named = path_of(path, "report()", ReportError)
     try:
         target = named.expanduser()

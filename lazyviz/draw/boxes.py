@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.snapshot import AUTOGRAD
-from lazygraph.types import flops, type_bytes
+from lazygraph.types import flops, short_name, tensor_type, type_bytes
 from lazyviz.draw.model import (
     BACKWARD,
     FROM_CPU,
     SAVED,
     Box,
     DrawGraph,
-    short_name,
-    type_text,
 )
 from lazyviz.render.text import leaf_name
 
@@ -220,7 +218,7 @@ def _library(provenance: Provenance) -> str:
 
 
 def _types(values: Sequence[Value]) -> str:
-    texts = [type_text(value.shape, value.dtype) for value in values]
+    texts = [tensor_type(value) for value in values]
     if not texts:
         return "no result"
     joined = ", ".join(texts)
@@ -257,7 +255,7 @@ def _leaf_box(
     label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
     return Box(
         label=name or f"{label} {leaf.position}",
-        detail=type_text(leaf.shape, leaf.dtype),
+        detail=tensor_type(leaf),
         kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
         op=leaf_name(leaf),
         path=paths.get(leaf, ()),
@@ -285,12 +283,7 @@ def draw_hlo(
 ) -> DrawGraph:
     """Return the drawing of a whole program, nothing folded.
 
-    Args:
-        graph: StableHLO, HLO, or a snapshot of an IR graph.
-        kind: What it is, for titles.
-        inputs: What the user calls its parameters, by their number.
-        outputs: What the user calls its results, by their position.
-        site_text: Writes a source line for people.
+    Names of inputs go by their number in the program, those of outputs by their position.
     """
     names = _names(graph, inputs or {}, outputs or {})
     roots = set(graph.outputs)
@@ -327,13 +320,7 @@ def _names(
 
 
 def node_box(graph: Graph, node: int, called: str = "") -> Box:
-    """Return the box of an instruction; inputs and numbers have no members.
-
-    Args:
-        graph: The program.
-        node: The instruction.
-        called: The user's variable that holds it.
-    """
+    """Return the box of an instruction; inputs and numbers have no members."""
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
     path, is_root = _path_of(origin), node in graph.held_outputs
     box = Box(label="", detail=label.type, op=name, path=path, is_root=is_root)

@@ -289,12 +289,9 @@ class Union:
         )
 
     def overview(self, budget: int) -> DrawGraph:
-        """Return what begins the difference with one hop of context, what follows folded.
+        """Return what begins the difference with one hop of context, in about so many boxes.
 
-        Of places that look alike one is drawn.
-
-        Args:
-            budget: About so many boxes at most.
+        What follows is folded. Of places that look alike one is drawn.
         """
         chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
         follow: dict[Spot, None] = {}
@@ -423,13 +420,7 @@ class Union:
         return self._with_context(chosen, set(spots), budget)
 
     def near(self, spot: Spot, hops: int, budget: int) -> DrawGraph:
-        """Return what is near a node, on both sides; the nearest if it is too much.
-
-        Args:
-            spot: The node in the middle.
-            hops: How many edges away something may be.
-            budget: At most so many boxes.
-        """
+        """Return what is so many edges from a node, on both sides; the nearest if it is too much."""
         found, edge = {spot: None}, [spot]
         for _ in range(hops):
             edge = [

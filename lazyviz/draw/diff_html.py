@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lazygraph.graph import Graph
     from lazygraph.trace import Hop, ValueTrace
     from lazyviz.draw.diff import Side
-    from lazyviz.draw.layered import Point
+    from lazyviz.draw.layout import Point
     from lazyviz.draw.model import Box, Change, DrawGraph
 
 _MAX_LINKS = 12
@@ -93,12 +93,7 @@ def overview_html(
 ) -> str:
     """Return what a diff comes to, with a button for each kind of place.
 
-    Args:
-        title: The heading.
-        found: The diff.
-        places: The kinds of place.
-        begun: For each of them whether a change begins there; the others are folded.
-        left_out: How many changed nodes are not drawn.
+    Those in which no change begins are folded.
     """
     first, *others = summary(found)
     listed: dict[bool, list[str]] = {True: [], False: []}
@@ -149,14 +144,9 @@ def node_html(
     inner: Sequence[str],
     changed: str = "",
 ) -> str:
-    """Return both sides of a node, one below the other where they differ.
+    """Return both sides of a node, None where it is not, one below the other where they differ.
 
-    Args:
-        change: What happened to it.
-        before: The node in the first graph, None if it is not there.
-        after: The node in the second graph, None if it is not there.
-        inner: Names of what differs within what it calls.
-        changed: What changed about it, in a few words.
+    Each name in `inner` is of something that it calls and that differs within.
     """
     here = after or before
     if here is None:
@@ -214,10 +204,7 @@ def _facts(
 ) -> list[tuple[str, str]]:
     """Return names and HTML of what is known of an instruction; empty where nothing is.
 
-    Args:
-        graph: The program.
-        node: The instruction.
-        links: Returns others as HTML that leads to them.
+    `links` writes other instructions as HTML that leads to them.
     """
     label, origin = graph.label(node), graph.origin(node)
     inherited = _INHERITED if isinstance(origin, InheritedOrigin) else ""
@@ -238,13 +225,7 @@ def _facts(
 
 
 def way_html(way: ValueTrace, number_of: Callable[[str], int | None], back: int) -> str:
-    """Return the way of a value, each instruction that the graph has as a button.
-
-    Args:
-        way: What following it found.
-        number_of: Returns the number of an instruction by its name.
-        back: Number of the node that it was asked for.
-    """
+    """Return the way of a value, each instruction that the graph has as a button."""
     rows = [_hop("←", hop, number_of) for hop in way.producers[:_MAX_HOPS]]
     rows += [_hop("→", hop, number_of) for hop in way.hops[:_MAX_HOPS]]
     hidden = max(0, len(way.hops) - _MAX_HOPS) + max(0, len(way.producers) - _MAX_HOPS)
@@ -272,14 +253,7 @@ def _hop(arrow: str, hop: Hop, number_of: Callable[[str], int | None]) -> str:
 def found_html(
     wanted: str, rows: Sequence[tuple[Change | None, Side]], count: int, total: int
 ) -> str:
-    """Return the nodes that a search found, those that differ first.
-
-    Args:
-        wanted: What was searched for.
-        rows: Change and place of those that are shown.
-        count: How many were found.
-        total: How many there are to find.
-    """
+    """Return the first of `count` nodes that a search found among `total`, those that differ first."""
     if not wanted.strip():
         return note_html("Type part of an op, a type, a name, a module or a line.")
     if not rows:
@@ -288,13 +262,7 @@ def found_html(
 
 
 def fold_html(box: Box, number: int, rows: Sequence[tuple[Change | None, Side]]) -> str:
-    """Return what a box of consequences or of state holds, and a button that opens it.
-
-    Args:
-        box: The box.
-        number: Its position in the drawing.
-        rows: Change and place of the first nodes in it.
-    """
+    """Return what a box of consequences or of state holds, and a button that opens it."""
     why = "These changed only because of what they read." if box.follows else ""
     return (
         f"{heading_html(box.label)}"

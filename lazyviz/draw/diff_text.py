@@ -169,13 +169,7 @@ def wasted(dead: Sequence[DeadNode]) -> str:
 def diff_text(
     found: GraphDiff, *, groups: int = _MAX_GROUPS, lines: int = _MAX_LINES
 ) -> str:
-    """Return a diff for a terminal.
-
-    Args:
-        found: The diff.
-        groups: At most so many kinds of place.
-        lines: At most so many lines of each; fewer of what only reads another change.
-    """
+    """Return a diff for a terminal: at most so many kinds of place, and so many lines of each."""
     shown = [f"{found.a.name} → {found.b.name}", *summary(found)]
     alike = group_hunks(found.hunks())
     for group in alike[:groups]:
@@ -291,10 +285,7 @@ def _one_line(row: HunkLine) -> str:
 def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
     """Return a node as one line: `%add.3 = f32[4] add(%x, %y)`.
 
-    Args:
-        graph: The graph.
-        node: Its node.
-        other: What it was or is on the other side: of long texts the part that differs is shown.
+    Of long texts the part that differs from the other side's label is shown.
     """
     label = graph.label(node)
     other = other or label

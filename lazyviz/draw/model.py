@@ -10,8 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from lazygraph.types import short_dtype
-
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
@@ -145,12 +143,9 @@ class DrawGraph:
         edges: Iterable[tuple[int, int]],
         where: Mapping[int, int],
     ) -> DrawGraph:
-        """Return the drawing with other boxes, aliases and updates following along.
+        """Return the drawing with other boxes; aliases and updates follow.
 
-        Args:
-            boxes: The new boxes.
-            edges: The new edges, of new positions.
-            where: New position of each old one that is still drawn.
+        `where` has the new position of each old box that is still drawn.
         """
         kept = frozenset(edges)
         return replace(
@@ -170,29 +165,6 @@ def _moved(
     for start, end in pairs:
         if start in where and end in where and where[start] != where[end]:
             yield where[start], where[end]
-
-
-def type_text(shape: Iterable[int], dtype: object) -> str:
-    """Return a type as the IR spells it.
-
-    Example:
-        >>> type_text((8, 10), "torch.float32")
-        'f32[8,10]'
-    """
-    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
-
-
-def short_name(op: str) -> str:
-    """Return the part of an operation's name that people say.
-
-    Example:
-        >>> short_name("aten.add.Tensor"), short_name("aten.native_layer_norm.default")
-        ('add', 'native_layer_norm')
-        >>> short_name("fused"), short_name("aten.add_.Tensor")
-        ('fused', 'add_')
-    """
-    parts = op.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] else op
 
 
 def path_text(path: Sequence[str]) -> str:
@@ -371,12 +343,7 @@ def neighbourhood(graph: DrawGraph, centre: Iterable[int], hops: int) -> set[int
 
 
 def inside(graph: DrawGraph, members: Collection[int]) -> DrawGraph:
-    """Return the boxes of some nodes and, dimmed, what they read and what reads them.
-
-    Args:
-        graph: The drawing with nothing folded.
-        members: Node ids.
-    """
+    """Return the boxes of some nodes and, dimmed, what they read and what reads them."""
     wanted = set(members)
     within = {
         i for i, box in enumerate(graph.boxes) if wanted.intersection(box.members)

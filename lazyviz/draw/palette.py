@@ -117,11 +117,9 @@ SHADES_DARK = {
 
 
 def stylesheet(*, inline: bool = False, diff: bool = False) -> str:
-    """Return the CSS of drawings.
+    """Return the CSS of drawings; in a diff boxes have the colours of changes, not of kinds.
 
-    Args:
-        inline: Whether they follow Jupyter's and VS Code's theme too.
-        diff: Whether two programs are drawn: boxes have the colours of changes, not of kinds.
+    Inline, they follow Jupyter's and VS Code's theme too.
     """
     colours = CHANGES_LIGHT if diff else LIGHT | SHADES_LIGHT
     light = _variables(colours, 0)
@@ -293,14 +291,3 @@ def count_words(amount: float) -> str:
             break
         amount, unit = amount / 1_000, larger
     return f"{amount:.3g} {unit}FLOPs"
-
-
-def not_finite_words(nan: int, inf: int, minus_inf: int = 0) -> str:
-    """Return what is not finite, empty for nothing.
-
-    Example:
-        >>> not_finite_words(3, 0), not_finite_words(1, 2, 1), not_finite_words(0, 0)
-        ('3 NaN', '1 NaN, 2 Inf, 1 -Inf', '')
-    """
-    parts = ((nan, "NaN"), (inf, "Inf"), (minus_inf, "-Inf"))
-    return ", ".join(f"{count:,} {name}" for count, name in parts if count)

@@ -39,14 +39,7 @@ def node_facts(
 ) -> str:
     """Return what is known of an op without computing anything.
 
-    Args:
-        box: The op.
-        upstream: What it reads.
-        downstream: What reads it.
-        rows: Names and texts of further facts.
-        python: Lines that run the op by itself.
-        inside: Names of the functions or fusions that it calls.
-        has_values: Whether its cone can be computed.
+    `python` has lines that run the op by itself, `inside` the names of what it calls.
     """
     node = box.members[0]
     output = "a live tensor" if box.is_root else ""
@@ -182,11 +175,7 @@ def checked_html(bad: Sequence[Box], values: int) -> str:
 
 
 def nan_help(*, is_ir: bool) -> str:
-    """Return what the NaN overlay shows.
-
-    Args:
-        is_ir: Whether the ops that are shown are those that have values.
-    """
+    """Return what the NaN overlay shows; only the IR's ops have values of their own."""
     words = (
         "Values are those of the IR. An instruction shows what is known of the IR ops behind it, "
         "which have its module, name and line: a fusion is bad if one of them is. Select it to go "
@@ -216,12 +205,7 @@ def fallbacks_html(found: Sequence[tuple[Box, str]]) -> str:
 
 
 def slice_chooser(look: Look, **request: object) -> str:
-    """Return fields for the part of a tensor that is shown, in the form of an index.
-
-    Args:
-        look: What was seen.
-        request: What asks for another part.
-    """
+    """Return fields for the part of a tensor that is shown; `request` asks for another."""
     shape = look.summary.shape
     if not shape or (look.is_whole and len(shape) <= _PLANE):
         return ""
@@ -275,14 +259,7 @@ def statistics_text(summary: Summary | TensorPrinted) -> str:
 def overview_html(
     title: str, ops: Sequence[Box], inputs: Sequence[Box], *, has_values: bool
 ) -> str:
-    """Return what a program reads, holds and makes, before anything of it is chosen.
-
-    Args:
-        title: One line about it.
-        ops: All its ops.
-        inputs: All its inputs.
-        has_values: Whether a click computes a value.
-    """
+    """Return what a program reads, holds and makes, before anything of it is chosen."""
     # What has a name comes first: a step keeps many values for its backward pass.
     inputs = sorted(inputs, key=lambda box: not box.name)
     saved = [box for box in ops if SAVED in box.marks]
@@ -313,14 +290,7 @@ def _kinds_text(boxes: Sequence[Box]) -> str:
 def group_panel(
     box: Box, index: int, members: Sequence[Box], results: Sequence[Box]
 ) -> str:
-    """Return what a folded box holds and gives, and buttons that open it.
-
-    Args:
-        box: The box.
-        index: Its position in the drawing.
-        members: The ops in it.
-        results: Those that something outside of it reads, or that are outputs.
-    """
+    """Return what a folded box holds and gives to others, and buttons that open it."""
     lines = sorted({each.library or each.site for each in members} - {""})
     rows = [
         ("holds", markup(f"{text.plural(len(members), 'op')}: {_kinds_text(members)}")),
@@ -368,15 +338,7 @@ def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
 def value_html(
     value: str, took: str, node: int, outputs: Sequence[int], output: int
 ) -> str:
-    """Return a node's value under what it took, with buttons for its other results.
-
-    Args:
-        value: HTML of the value.
-        took: How long that took, in words.
-        node: The node.
-        outputs: Positions of its results.
-        output: Which of them this is.
-    """
+    """Return a node's value as HTML under what it took, with buttons for its other results."""
     others = ""
     if len(outputs) > 1:
         buttons = (

@@ -27,7 +27,7 @@ from lazyviz.render.html import markup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lazyviz.draw.layered import Point
+    from lazyviz.draw.layout import Point
     from lazyviz.draw.model import Box, DrawGraph
 
 STRIP_BUDGET = 60
@@ -47,13 +47,7 @@ def graph_html(
     budget: int = STRIP_BUDGET,
     hint: str = "",
 ) -> str:
-    """Return a graph's drawing as an image that scrolls, folded until it is small enough.
-
-    Args:
-        graph: What to draw.
-        budget: At most so many boxes.
-        hint: A line below the drawing, in the image.
-    """
+    """Return a graph's drawing as an image that scrolls, folded until it is small enough."""
     drawing = draw(graph, budget=budget, hint=hint)
     while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
         budget //= 2
@@ -198,13 +192,7 @@ _SHEET = 3  # how far the sheets under a folded box stick out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A finished drawing.
-
-    Attributes:
-        svg: The picture, one element.
-        width: Its width in pixels.
-        notes: Why it was not an engine that comes earlier.
-    """
+    """A finished drawing, its width in pixels, and why no earlier engine made it."""
 
     svg: str
     width: int
@@ -218,14 +206,7 @@ def draw(
     engine: str | None = None,
     hint: str = "",
 ) -> Drawing:
-    """Fold, lay out and draw a graph as an image of its own.
-
-    Args:
-        graph: What to draw, of any size.
-        budget: At most so many boxes.
-        engine: Layout engine to try first.
-        hint: A line below the legend.
-    """
+    """Fold, lay out and draw a graph of any size as an image of its own."""
     folded = overview(fold_earlier(graph), budget)
     if draws_frames(engine):
         folded = named_in_frames(folded)
@@ -246,14 +227,8 @@ def emit(
 ) -> str:
     """Return the SVG of a drawing whose boxes have been placed.
 
-    Args:
-        graph: The drawing.
-        layout: Where its boxes are.
-        inline: Whether the picture is part of a page, whose theme it then follows; as an image of
-            its own it follows the system's.
-        legend: Whether the legend stands below; see `legend_svg`.
-        hint: A line below the legend.
-        links: Whether boxes link to their entries on the page; see `Box.anchor`.
+    Inline, it follows the theme of the page; as an image of its own, the system's. The hint is a line
+    below the legend. With links, boxes lead to their entries on the page; see `Box.anchor`.
     """
     width, height = _size(graph, layout, legend=legend, hint=hint)
     label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Code, Doc, Fold, Note, Part, Points, Table
-from lazyviz.foreign.evidence import (
+from lazyviz.foreign import (
     Evidence,
     EvidenceError,
     Frame,
@@ -97,13 +97,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Unlowered:
-    """An entry of the profiler's summary: an op, or a line, with how often.
-
-    Attributes:
-        op: The op, empty for an entry of a line.
-        frames: The stack, empty for an entry of an op.
-        count: How often.
-    """
+    """An entry of the profiler's summary: an op, or a line, with how often."""
 
     op: str
     frames: tuple[Frame, ...]
@@ -112,12 +106,7 @@ class Unlowered:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DebugLog(Evidence):
-    """What a debug log tells.
-
-    Attributes:
-        events: Compiles and executions, in order.
-        unlowered: The profiler's summary of ops that ran on the CPU.
-    """
+    """What a debug log tells: events in order, and a summary of ops that ran on the CPU."""
 
     events: tuple[Event, ...]
     unlowered: tuple[Unlowered, ...]
@@ -277,11 +266,7 @@ def _details(event: Event) -> list[Part]:
 
 
 def parse_debug_log(log: str) -> DebugLog:
-    """Read a log that torch_xla wrote with PT_XLA_DEBUG_LEVEL 1 or 2, or PT_XLA_DEBUG=1.
-
-    Raises:
-        EvidenceError: There is no analysis in it, or one breaks off.
-    """
+    """Read a log that torch_xla wrote with PT_XLA_DEBUG_LEVEL 1 or 2, or PT_XLA_DEBUG=1."""
     lines = log.splitlines()
     events = tuple(_events(lines))
     unlowered = tuple(_unlowered(lines))

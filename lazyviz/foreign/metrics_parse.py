@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.doc import Doc, Part, Sentence, Showable, Table
-from lazyviz.foreign.evidence import EvidenceError, shorten
+from lazyviz.foreign import EvidenceError, shorten
 from lazyviz.foreign.metrics_report import (
     WINDOW,
     Metric,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, shorten
+from lazyviz.foreign import Evidence, EvidenceError, shorten
 from lazyviz.render import html, text
 from lazyviz.render.html import Fragment, markup
 from lazyviz.render.text import duration, plural
@@ -509,11 +509,7 @@ class MetricsReport(Evidence):
 
 
 def from_live(plain: Mapping[str, Any]) -> MetricsReport:
-    """Return the report of `lazyrt.metrics_report("dict")`.
-
-    Raises:
-        EvidenceError: The mapping is something else.
-    """
+    """Return the report of `lazyrt.metrics_report("dict")`."""
     try:
         metrics = tuple(_live_metric(n, m) for n, m in plain["metrics"].items())
         counters, fallbacks = dict(plain["counters"]), dict(plain["fallbacks"])

@@ -14,7 +14,7 @@ from lazygraph.read.hlo_module import instruction_count
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Table
 from lazyviz.draw.diff_text import graph_lines
-from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
+from lazyviz.foreign import Evidence, EvidenceError, ranked
 from lazyviz.render import text
 
 if TYPE_CHECKING:
@@ -108,11 +108,7 @@ class Programs(Evidence):
 
 
 def parse_programs(source: str | bytes) -> Programs:
-    """Read every program of a text, or of a serialised HLO proto.
-
-    Raises:
-        EvidenceError: It holds none, or one that does not follow its format.
-    """
+    """Read every program of a text, or of a serialised HLO proto."""
     import lazygraph as hlo
 
     try:
@@ -270,11 +266,7 @@ class XlaDump(Evidence):
 
 
 def read_xla_dump(folder: Path) -> XlaDump:
-    """Read the names of a folder's modules; their texts are read when asked for.
-
-    Raises:
-        EvidenceError: It is no folder, or has no module.
-    """
+    """Read the names of a folder's modules; their texts are read when asked for."""
     if not folder.is_dir():
         raise EvidenceError(
             f"{folder} is no folder. Give the folder that XLA_FLAGS=--xla_dump_to=... named."

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from lazygraph.errors import HloError
 from lazygraph.read import lazy_ir
-from lazygraph.read.open import readable, unpacked, wide_coding
+from lazygraph.read.open import is_wide, readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
+from lazyviz.foreign import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.debug_log import parse_debug_log
-from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.program_dumps import parse_programs, read_xla_dump
 from lazyviz.foreign.tensors_dump import (
@@ -34,7 +34,7 @@ from lazyviz.render.html import page_html
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyviz.foreign.evidence import Evidence
+    from lazyviz.foreign import Evidence
 
 _MAX_BYTES = 512 * 2**20
 _PROBE = 4_096
@@ -78,7 +78,7 @@ def read(source: str | Path) -> Evidence:
     data = file_bytes(path, _MAX_BYTES, "Split it, or give the part that matters.")
     try:
         data = unpacked(data, str(path))
-        if b"\0" in data[:_PROBE] and not wide_coding(data):
+        if b"\0" in data[:_PROBE] and not is_wide(data):
             return _binary(path, data)
         contents = readable(data)
         return _reader(contents)(contents)

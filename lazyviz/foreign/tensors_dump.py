@@ -17,7 +17,7 @@ from lazygraph.errors import HloSyntaxError
 from lazygraph.read.torch_ir import ir_text, parse_dot, parse_ir
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table
-from lazyviz.foreign.evidence import (
+from lazyviz.foreign import (
     Evidence,
     EvidenceError,
     Frame,
@@ -101,11 +101,7 @@ class DumpedGraph:
 
     @cached_property
     def nodes(self) -> tuple[IrNode, ...]:
-        """The IR nodes, operands first; none for HLO and StableHLO.
-
-        Raises:
-            EvidenceError: The text does not follow its format.
-        """
+        """The IR nodes, operands first; none for HLO and StableHLO."""
         if self.format not in _PARSERS:
             return ()
         return _nodes(_PARSERS[self.format], self.body, self.line)
@@ -287,11 +283,7 @@ def _what(found: GraphDiff) -> str:
 
 
 def parse_tensors_dump(dump: str) -> TensorsDump:
-    """Read the graphs that torch_xla appended to XLA_SAVE_TENSORS_FILE.
-
-    Raises:
-        EvidenceError: There is no graph in it, one has no end, or none of the formats.
-    """
+    """Read the graphs that torch_xla appended to XLA_SAVE_TENSORS_FILE."""
     event, frames, roots = "", list[Frame](), tuple[str, ...]()
     graphs: list[DumpedGraph] = []
     lines = dump.splitlines()
@@ -454,11 +446,7 @@ class TensorsReport(Evidence):
 
 
 def parse_tensors_report(source: str) -> TensorsReport:
-    """Read a report of live tensors.
-
-    Raises:
-        EvidenceError: It holds no tensor, or one that breaks off.
-    """
+    """Read a report of live tensors."""
     lines = source.splitlines()
     starts = [n for n, line in enumerate(lines) if line.startswith("Tensor: id=")]
     if not starts:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
+from lazyviz.foreign import Evidence, EvidenceError, file_bytes
 from lazyviz.render import text
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView, union
@@ -247,11 +247,7 @@ class Profile(Evidence):
 
 
 def read_profile(path: Path) -> Profile:
-    """Read one profile, or those of all hosts of a run: the latest one in a folder.
-
-    Raises:
-        EvidenceError: There is none, or it breaks off.
-    """
+    """Read one profile, or those of all hosts of a run: the latest one in a folder."""
     files = profiles_in(path) if path.is_dir() else [path]
     if not files:
         raise EvidenceError(
@@ -267,11 +263,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def parse_trace_events(contents: str) -> Profile:
-    """Read the text of a trace-event file: its processes and threads, and what ran on them.
-
-    Raises:
-        EvidenceError: It breaks off, or has no event that took time.
-    """
+    """Read the text of a trace-event file: its processes and threads, and what ran on them."""
     try:
         data = json.loads(contents)
         events = data if isinstance(data, list) else data["traceEvents"]
@@ -288,11 +280,7 @@ def _broken_trace(error: Exception) -> EvidenceError:
 
 
 def trace_profile(events: Sequence[Mapping[str, Any]]) -> Profile:
-    """Return what a list of trace events says.
-
-    Raises:
-        EvidenceError: They are none, or none took time.
-    """
+    """Return what a list of trace events says."""
     try:
         named, lines = _threads([event for event in events if "ph" in event])
     except (ValueError, TypeError, KeyError, AttributeError) as error:

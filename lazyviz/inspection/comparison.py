@@ -67,13 +67,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 
 class DiffExplorer(Walk[Union]):
-    """A difference drawn in parts, with both sides of each node.
-
-    Args:
-        found: The difference.
-        budget: About so many boxes are drawn at once.
-        forms: What other forms of the two programs are compared in, if there are any.
-    """
+    """A difference drawn in parts, with both sides of each node, in each form of the programs."""
 
     _what = "view of a diff"
 
@@ -301,15 +295,7 @@ def _has(graph: Graph, node: int, words: list[str]) -> bool:
 
 
 class Forms:
-    """The forms in which two programs of the runtime can be compared; they hold no tensor.
-
-    Attributes:
-        chosen: The one that is compared now.
-
-    Args:
-        a: What the first program is given as.
-        b: Likewise the second.
-    """
+    """The forms in which two programs of the runtime can be compared; they hold no tensor."""
 
     def __init__(self, a: Any, b: Any) -> None:
         self._subjects = subject_of(a), subject_of(b)
@@ -513,12 +499,7 @@ def trace_value(program: Any, name: str) -> ValueTrace:
 
 
 class MinimisedView(Displayed):
-    """The smallest part of a program that still shows something, shown as its instructions.
-
-    Attributes:
-        graph: The part as data.
-        whole: How many instructions the program has.
-    """
+    """The part of a whole program's instructions that still shows something."""
 
     def __init__(self, graph: Graph, whole: int) -> None:
         self.graph = graph

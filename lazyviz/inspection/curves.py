@@ -37,12 +37,7 @@ STEP_TIME, MEMORY = "step time", "memory"
 
 
 class Point(NamedTuple):
-    """One number of a curve.
-
-    Attributes:
-        step: The runtime's number of the step.
-        cell: Which run of a cell it is of, counted from 0.
-    """
+    """One number of a curve, of the runtime's step and of a run of a cell."""
 
     step: int
     number: float
@@ -128,12 +123,7 @@ class Curves:
     def shown(
         self, rows: Sequence[StepRow], *, cell: int | None = None
     ) -> Shown | None:
-        """Return what was tracked, of one cell or of all; None if nothing was.
-
-        Args:
-            rows: The session's steps, for those that were compiled.
-            cell: Which run of a cell.
-        """
+        """Return what was tracked, of one run of a cell or of all; None if nothing was."""
         self.settle()
         with self._lock:
             found = {
@@ -153,12 +143,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Curves over the same steps.
-
-    Attributes:
-        points: The numbers of each, by name, in the order in which they are drawn.
-        compiled: The steps whose graphs had to be compiled.
-    """
+    """Curves over the same steps, by name, and the steps whose graphs had to be compiled."""
 
     points: Mapping[str, tuple[Point, ...]]
     compiled: tuple[StepRow, ...] = ()
@@ -236,13 +221,7 @@ def curve_svg(
     """Return a curve as a picture that reads on light and on dark paper.
 
     Of points that share a pixel the least and the largest are drawn. A number that is not finite
-    is a gap with a red mark.
-
-    Args:
-        points: Its numbers, in the order of their steps.
-        span: The first and the last step of the picture.
-        compiled: Steps to mark.
-        floor: The number at the foot of the picture; by default the least that there is.
+    is a gap with a red mark. The foot of the picture is `floor`, else the least number.
     """
     at = _across(span, _WIDTH - 2 * _MARGIN)
     finite = [point.number for point in points if math.isfinite(point.number)]
@@ -345,11 +324,7 @@ def _norm(gradients: Sequence[Any]) -> Any:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    """Return what is tracked of a value: a number, a tensor, the norm of a module's gradients.
-
-    Raises:
-        UsageError: It is none of these.
-    """
+    """Return what is tracked of a value: a number, a tensor, the norm of a module's gradients."""
     if isinstance(value, (int, float)) or is_lazy(value):
         return value
     if hasattr(value, "named_parameters"):

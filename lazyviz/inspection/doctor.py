@@ -64,14 +64,7 @@ _FLAGS = {
 
 
 class Check(NamedTuple):
-    """One thing that was looked at.
-
-    Attributes:
-        name: What.
-        found: How it is.
-        advice: What to do, empty where all is well.
-        kind: What the advice is about: `fault` is something that does not work.
-    """
+    """One thing that was looked at; a fault is something that does not work."""
 
     name: str
     found: str
@@ -80,12 +73,7 @@ class Check(NamedTuple):
 
 
 def checks(runtime: ModuleType | None, shell: Any = None) -> list[Check]:
-    """Return what a session rests on.
-
-    Args:
-        runtime: The module `lazyrt`; None if the program has not imported it.
-        shell: The shell that asks; None on a command line.
-    """
+    """Return what a session rests on: the runtime, if it is imported, and the shell, if any."""
     found = [*_versions(), *_processors(), _drawing(), *_front_end(shell)]
     if runtime is None:
         return [*found, Check("device", "lazyrt is not imported: no lazy device yet")]

@@ -80,12 +80,7 @@ _OVERLAY_NAMES = {
 
 
 class Explorer(Walk["Program"]):
-    """A program drawn in parts, in any of its forms, with its nodes' values while they exist.
-
-    Args:
-        subject: What to explore.
-        budget: At most so many boxes are drawn at once, never more than 300.
-    """
+    """A program drawn in parts, in any of its forms, with its nodes' values while they exist."""
 
     _what = "graph view"
 
@@ -152,9 +147,6 @@ class Explorer(Walk["Program"]):
         """Answer a request; each reply is ready as soon as it is yielded.
 
         Once a page is open, what the first click would have to wait for is done ahead.
-
-        Raises:
-            RequestError: It is none of ours.
         """
         for reply in super().handle(request):
             if reply["kind"] == "panel":
@@ -704,9 +696,6 @@ class ExploreView(Displayed):
 
     A front end with widgets shows it live, above a static copy for later readers; other shells
     show the copy, terminals a listing.
-
-    Attributes:
-        explorer: What answers the page; see `lazyviz.inspection.explorer`.
     """
 
     def __init__(self, explorer: Explorer) -> None:

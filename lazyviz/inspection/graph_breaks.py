@@ -42,13 +42,7 @@ _MAX_SOURCE = 120
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one execution ran.
-
-    Attributes:
-        ops: How many operations.
-        lines: Where they were recorded, such as `lines 7 to 9`; empty where it is not known.
-        ended: What ended it, in words.
-    """
+    """What one execution ran: ops, their lines if they are known, and what ended it."""
 
     ops: int
     lines: str
@@ -57,12 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The parts of a program in order.
-
-    Attributes:
-        when: `before` or `now`.
-        parts: At least one; between two of them lies a break.
-    """
+    """The parts of a program in order, `before` or `now`; between two of them lies a break."""
 
     when: str
     parts: tuple[Piece, ...]
@@ -70,13 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GraphBreak(Showable):
-    """Where a program breaks into graphs, and where it did before.
-
-    Attributes:
-        title: One line.
-        rows: The program before, if the break has moved, and now.
-        source: The lines on which the breaks lie, as text; none where there is no source.
-    """
+    """Where a program breaks into graphs, and where it did before, with the source if there is any."""
 
     title: str
     rows: tuple[Row, ...]
@@ -139,12 +122,7 @@ def _bar(row: Row, y: int, total: int) -> list[str]:
 
 
 def breaks_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[GraphBreak, ...]:
-    """Return where the steps that compiled a graph break, or break at another line.
-
-    Args:
-        runtime: The module `lazyrt`.
-        steps: Numbers of the steps that found no executable, in order.
-    """
+    """Return where the steps that compiled a graph break, or break at another line."""
     found = []
     done: set[int] = set()
     for step in steps:
@@ -177,10 +155,7 @@ def _beginning(runtime: ModuleType, step: int) -> int:
 def _row(runtime: ModuleType, first: Any, step: int | None = None) -> list[Any]:
     """Return the graphs that ran one after the other, up to a boundary that breaks nothing.
 
-    Args:
-        runtime: The module `lazyrt`.
-        first: The graph to begin with.
-        step: The step that ran it; by default the first one that did.
+    `step` ran the first of them; by default it is the first that did.
     """
     row, step = [first], first.first_step if step is None else step
     places = {_place(first.key.ended_by)}

@@ -10,13 +10,21 @@ from __future__ import annotations
 import gc
 import re
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
 from lazyviz.doc import Doc, Drawn, Fold, Note, Points, Table
-from lazyviz.inspection.protocol import RequestError, answered, quoted
+from lazyviz.inspection.protocol import (
+    PageTable,
+    RequestError,
+    answer,
+    cell_html,
+    drop_button,
+    note_reply,
+    question,
+    sortable_html,
+)
 from lazyviz.render import text
 from lazyviz.render.html import markup
 from lazyviz.shell.lazytensors import is_lazy
@@ -36,8 +44,6 @@ _MAX_ROWS = 300
 # A model's parameters, gradients and moments are hundreds: what is large is seen, the rest unfolds.
 _UNFOLDED, _FOLDS_FROM = 20, 26
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
-_SAYS = {True: "descending", False: "ascending"}
-_ARROWS = {"descending": "▼", "ascending": "▲"}
 
 _GROWS = ' class="lzl-grows" title="one of a collection that grows with each step"'
 _MEANS = {
@@ -58,19 +64,11 @@ _USAGE = (
     "%lazy drop alone drops the pending ops; %lazy drop NAME, %lazy drop Out[4] and "
     "%lazy drop traceback let go of tensors. %lazy live says who holds which."
 )
-# A table that takes longer is not made anew after each cell without being asked for.
-MAX_AUTOMATIC_NS = 100_000_000
-_MAX_NAME = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Something that can be let go of.
-
-    Attributes:
-        name: As `%lazy drop` takes it: a variable, `Out[4]` or `traceback`.
-        asks: Whether a click should ask first: a variable is the user's own.
-    """
+    """What `%lazy drop` can let go of; for a variable, the user's own, a click asks first."""
 
     name: str
     asks: bool
@@ -103,27 +101,19 @@ def live_table(
 ) -> str:
     """Return the live tensors as HTML for the widget; all text is escaped.
 
-    Args:
-        report: Its rows in the order in which they are shown.
-        targets: By the number of a row, what can be let go of to free it.
-        sort: The column that the rows are in the order of.
-        reverse: Whether that order is turned round.
+    `targets` has, by the number of a row, what can be let go of to free it.
     """
     if not report.rows:
         return f"<p>{markup(report.to_text())}</p>"
     listed = "".join(f"<li>{markup(note)}</li>" for note in report.notes)
     notes = f'<ul class="lzl-notes">{listed}</ul>' if listed else ""
     header, rows = report.table()
-    direction = _SAYS[(sort in _NUMBERS) is not reverse]
-    heads = "".join(
-        _head(title, direction if title == sort else "none") for title in header
-    )
     groups: dict[str, list[str]] = {kind: [] for kind in report.totals}
     for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True):
         groups[row.kind].append(
             f"<tr{_GROWS if row.growth else ''}>"
-            f"{''.join(_cell(t, c) for t, c in zip(header, cells, strict=True))}"
-            f"<td>{' '.join(button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
+            f"{''.join(cell_html(t, c, _NUMBERS) for t, c in zip(header, cells, strict=True))}"
+            f"<td>{' '.join(drop_button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
         )
     body = "".join(
         _group(kind, report, len(header) + 1) + "".join(listed)
@@ -132,10 +122,9 @@ def live_table(
     )
     more = len(rows) - _MAX_ROWS
     rest = f"<p>… and {more:,} more; sort them to see others</p>" if more > 0 else ""
-    return (
-        f'{notes}<div class="lzl-scroll"><table><thead><tr>'
-        f'{heads}<th scope="col">let go</th></tr></thead><tbody>{body}</tbody></table></div>{rest}'
-    )
+    columns = {title: _MEANS.get(title, "sort by this") for title in header}
+    table = sortable_html(columns, body, "let go", _NUMBERS, sort=sort, reverse=reverse)
+    return f"{notes}{table}{rest}"
 
 
 def _group(kind: str, report: LiveReport, columns: int) -> str:
@@ -150,43 +139,13 @@ def _group(kind: str, report: LiveReport, columns: int) -> str:
     )
 
 
-def _head(title: str, direction: str) -> str:
-    arrow = f" {_ARROWS[direction]}" if direction in _ARROWS else ""
-    side = ' class="lzl-number"' if title in _NUMBERS else ""
-    return (
-        f'<th scope="col" title="{_MEANS.get(title, "sort by this")}" aria-sort="{direction}"{side}><button type="button" '
-        f'data-kind="sort" data-column="{markup(title)}">{markup(title)}{arrow}</button></th>'
-    )
-
-
-def _cell(title: str, cell: Any) -> str:
-    shown = f"{cell:,}" if type(cell) is int else str(cell)
-    side = ' class="lzl-number"' if title in _NUMBERS else ""
-    return f"<td{side}>{markup(shown)}</td>"
-
-
-def button(name: str, label: str, *, confirmed: bool = False) -> str:
-    """Return a button that lets go of what a name stands for."""
-    sure = ' data-confirmed="1"' if confirmed else ""
-    return (
-        f'<button type="button" class="lzl-drop" data-kind="drop" data-name="{markup(name)}"'
-        f'{sure} aria-label="{markup(f"let go of {name}")}">{markup(label)}</button>'
-    )
-
-
-def question(name: str, count: int, size: str) -> str:
+def variable_question(name: str, count: int, size: str) -> str:
     """Return what a click on a variable's button asks first."""
-    return (
-        f"Delete your variable <code>{markup(name)}</code>? It leads to {text.plural(count, 'tensor')}, "
-        f"{markup(size)}. {button(name, f'delete {name}', confirmed=True)} "
-        '<button type="button" data-kind="keep">keep it</button>'
+    asked = (
+        f"Delete your variable <code>{markup(name)}</code>? It leads to "
+        f"{text.plural(count, 'tensor')}, {markup(size)}."
     )
-
-
-def answer(text: str, *, failed: bool = False) -> str:
-    """Return what came of a request, with its lines kept."""
-    role = ' class="lzl-said lzx" role="alert"' if failed else ' class="lzl-said"'
-    return f"<span{role}>{markup(text)}</span>"
+    return question(asked, name, f"delete {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,10 +271,7 @@ def _is_of_user(holder: Name, root: object) -> bool:
 def drop(runtime: ModuleType, shell: Any, name: str) -> str:
     """Let go of what a name stands for; return what that freed, and what still holds the rest.
 
-    Args:
-        runtime: The module lazyrt.
-        shell: The shell whose variable, result or traceback it is.
-        name: A variable, `Out[4]`, `_`, or `traceback`.
+    The name is that of a variable, `Out[4]`, `_`, or `traceback`.
 
     Raises:
         ValueError: The name stands for nothing that can be let go of.
@@ -443,12 +399,10 @@ def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
     del space[name]
 
 
-class LiveTable:
-    """The live tensors of a shell's program, in the order that a page asked for.
+class LiveTable(PageTable):
+    """The live tensors of a shell's program, in the order that a page asked for; it keeps no tensor."""
 
-    Attributes:
-        took_ns: How long the latest table took to make.
-    """
+    what = "live tensors"
 
     def __init__(
         self, runtime: ModuleType, shell: Any, chosen: Options | None = None
@@ -456,58 +410,23 @@ class LiveTable:
         self._runtime = runtime
         self._shell = shell
         self._chosen = chosen or Options()
-        self.took_ns = 0
+        super().__init__(self._chosen.sort, reverse=self._chosen.reverse)
 
-    def handle(self, request: object) -> Iterator[Reply]:
-        """Answer a request; each reply is ready as soon as it is yielded.
-
-        Raises:
-            RequestError: It is none of ours, or cannot be done.
-        """
-        answers = {
-            "sort": self._sort,
-            "refresh": self._refresh,
-            "drop": self._drop,
-            "keep": lambda _request: iter((_note(""),)),
-        }
-        yield from answered(request, answers, "live table")
-
-    def table(self) -> Reply:
-        """Return the table as it is now."""
-        start = time.perf_counter_ns()
-        chosen = self._chosen
-        found = report(self._runtime, self._shell, chosen)
-        leads_to = {row.id: targets(row, self._shell.user_ns) for row in found.rows}
-        body = live_table(found, leads_to, chosen.sort, reverse=chosen.reverse)
-        self.took_ns = time.perf_counter_ns() - start
-        return {"kind": "table", "html": body, "title": found.summary}
-
-    # --- answers
-
-    def _sort(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        """Sort by a column; asked for the same one again, turn the order round."""
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of a report."""
         from lazyrt.tools import LIVE_COLUMNS
 
-        column, chosen = request.get("column"), self._chosen
-        if column not in LIVE_COLUMNS:
-            raise RequestError(
-                f"{quoted(column)} is no column of the live table. It has {', '.join(LIVE_COLUMNS)}."
-            )
-        reverse = column == chosen.sort and not chosen.reverse
-        self._chosen = Options(above=chosen.above, sort=column, reverse=reverse)
-        yield self.table()
+        return LIVE_COLUMNS
 
-    def _refresh(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
-        yield self.table()
-        yield _note("")
+    def _made(self) -> tuple[str, str]:
+        chosen = replace(self._chosen, sort=self._sort, reverse=self._reverse)
+        found = report(self._runtime, self._shell, chosen)
+        leads_to = {row.id: targets(row, self._shell.user_ns) for row in found.rows}
+        body = live_table(found, leads_to, self._sort, reverse=self._reverse)
+        return found.summary, body
 
-    def _drop(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        name = request.get("name")
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-            raise RequestError(
-                f"{quoted(name)} is no name that can be let go of. Refresh the table and take one "
-                "of its buttons."
-            )
+    def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
         found = report(self._runtime, self._shell)
         offered = {
             target.name: target
@@ -521,17 +440,17 @@ class LiveTable:
             )
         if offered[name].asks:
             self._check_idle(name)
-            if request.get("confirmed") is not True:
+            if not confirmed:
                 led = [row for row in found.rows if leads(row, name)]
                 size = text.size(sum(row.nbytes for row in led))
-                yield _note(question(name, len(led), size))
+                yield note_reply(variable_question(name, len(led), size))
                 return
         try:
             said = drop(self._runtime, self._shell, name)
         except ValueError as error:
             raise RequestError(str(error)) from None
         yield self.table()
-        yield _note(answer(said))
+        yield note_reply(answer(said))
 
     def _check_idle(self, name: str) -> None:
         """Refuse to delete a variable under a running cell."""
@@ -541,7 +460,3 @@ class LiveTable:
                 f"cell {current.cell_number} is running and may use {name}, so it was not "
                 "deleted. Click again when the cell has ended."
             )
-
-
-def _note(body: str) -> Reply:
-    return {"kind": "note", "html": body}

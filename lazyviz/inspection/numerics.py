@@ -17,11 +17,10 @@ import torch
 import lazyrt
 from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import name_in
-from lazygraph.types import type_bytes, without_layout
+from lazygraph.types import tensor_type, type_bytes, without_layout
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import Leaf, Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
-from lazyviz.draw.model import type_text
 from lazyviz.render import text
 from lazyviz.render.html import markup
 
@@ -384,12 +383,7 @@ def _fusions(hlo: str) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class NotFiniteView(Showable):
-    """What `find_nan` found; a notebook shows it as a table.
-
-    Attributes:
-        found: Ops, inputs and results that are not finite; see `lazyrt.execution.inspection`.
-        names: What the user calls inputs and results.
-    """
+    """What `find_nan` found; a notebook shows it as a table."""
 
     found: NotFinite
     names: dict[Value, str]
@@ -419,8 +413,7 @@ class NotFiniteView(Showable):
         if found.more:
             lines.append(f"{text.plural(found.more, 'more such op')} left out.")
         lines += [
-            f"{self._name(leaf)} {type_text(leaf.shape, leaf.dtype)} came in with "
-            f"{counts}."
+            f"{self._name(leaf)} {tensor_type(leaf)} came in with {counts}."
             for leaf, counts in found.inputs.items()
         ]
         return lines
@@ -429,7 +422,7 @@ class NotFiniteView(Showable):
         return [
             [
                 f"%{origin.node.id} {origin.node.op.name}",
-                type_text(origin.value.shape, origin.value.dtype),
+                tensor_type(origin.value),
                 where_of(origin.node),
                 str(origin.counts),
                 str(list(origin.first)) if origin.first else "",
@@ -559,12 +552,7 @@ _WIDTH, _BAR, _LEFT = 360, 8, 4
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The lifetimes of one run's tensors.
-
-    Attributes:
-        run: `eager` or `lazy`.
-        tensors: In no particular order.
-    """
+    """The lifetimes of the tensors of one run, which is `eager` or `lazy`."""
 
     run: str
     tensors: tuple[Lifetime, ...]

@@ -19,7 +19,7 @@ from lazyviz import session
 from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
 from lazyviz.draw.diff_text import graph_lines
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
-from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
+from lazyviz.draw.palette import Amounts, Findings, count_words
 from lazyviz.render import text
 from lazyviz.render.text import python_call
 
@@ -44,15 +44,7 @@ _MAX_ATTRIBUTES = 400
 
 
 class Program:
-    """One form of what is explored.
-
-    Attributes:
-        form: Which one.
-        name: What it is called in titles.
-        drawing: The drawing with nothing folded.
-        place: Position in the drawing of each node.
-        overlays: Names of the overlays that it has.
-    """
+    """One form of what is explored: a drawing with nothing folded, and where each node is."""
 
     form: Form = "ir"
     overlays: tuple[str, ...] = ("time", "bytes", "flops")
@@ -237,7 +229,7 @@ class IrProgram(Program):
         nodes: dict[int, str] = {}
         inputs: dict[str, str] = {}
         for value, counts in known.items():
-            words = not_finite_words(*counts)
+            words = str(counts)
             if value.node is None:
                 inputs[text.leaf_name(value)] = words
             else:

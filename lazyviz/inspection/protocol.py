@@ -1,4 +1,4 @@
-"""Walking through a drawing: what a page and the kernel say to each other, and the way it goes.
+"""What a page and the kernel say to each other: walking through a drawing, working with a table.
 
 A walk knows nothing of browsers. It takes requests, plain dicts such as
 `{"kind": "select", "box": 3}`, checks them, and returns replies, plain dicts as well, one for each
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
 from lazyviz.draw import svg
 from lazyviz.draw.layout import lay_out
 from lazyviz.draw.svg import legend_svg
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     from lazyviz.draw.fold import Folding
     from lazyviz.draw.model import DrawGraph
@@ -39,7 +41,10 @@ ProgramT = TypeVar("ProgramT")
 
 
 class RequestError(ValueError):
-    """A request that no page of ours sends, or that cannot be done now."""
+    """A request that no page of ours sends, or that cannot be done now.
+
+    Whatever here takes a request raises it.
+    """
 
 
 def quoted(value: object) -> str:
@@ -54,13 +59,7 @@ def answered(
 ) -> Iterator[Reply]:
     """Answer a request by its kind; each reply is ready as soon as it is yielded.
 
-    Args:
-        request: Anything.
-        answers: What answers each kind; `hello` is answered here.
-        what: The view, in words.
-
-    Raises:
-        RequestError: It is none of these.
+    `hello` is answered here; `what` is the view in words.
     """
     kind = request.get("kind") if isinstance(request, dict) else None
     if kind == "hello":
@@ -89,24 +88,17 @@ def hello() -> Reply:
 def panel_reply(
     body: str, box: int | None, then: Reply | None = None, seen: Sequence[int] = ()
 ) -> Reply:
-    """Return what fills a page's panel, as HTML, and which drawn box it is about.
+    """Return what fills a page's panel, as HTML, and which drawn box it is about, if any.
 
-    Args:
-        body: The HTML.
-        box: Position of the box; None if it is about none.
-        then: What the page asks next, unless its reader does something else at once.
-        seen: Positions of boxes that the page brings into view together.
+    The page asks `then` next, unless its reader does something else at once, and brings the boxes
+    `seen` into view together.
     """
     reply = {"kind": "panel", "html": body, "box": box, "then": then}
     return reply | {"seen": [*seen]} if seen else reply
 
 
 def number(request: Mapping[str, Any], name: str, count: int) -> int:
-    """Return a number from 0 to below `count` that a request has under a name.
-
-    Raises:
-        RequestError: It has none.
-    """
+    """Return a number from 0 to below `count` that a request has under a name."""
     found = request.get(name)
     if not _is_whole(found) or not 0 <= found < count:
         raise RequestError(
@@ -116,11 +108,7 @@ def number(request: Mapping[str, Any], name: str, count: int) -> int:
 
 
 def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any:
-    """Return one of some words that a request has under a name.
-
-    Raises:
-        RequestError: It has another one, or none.
-    """
+    """Return one of some words that a request has under a name."""
     wanted = request.get(name)
     if not isinstance(wanted, str) or wanted not in allowed:
         known = ", ".join(repr(each) for each in allowed)
@@ -131,11 +119,7 @@ def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any
 
 
 def search_text(request: Mapping[str, Any]) -> str:
-    """Return what a request searches for.
-
-    Raises:
-        RequestError: It is no text, or an overlong one.
-    """
+    """Return what a request searches for."""
     wanted = request.get("text")
     if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
         raise RequestError(
@@ -145,11 +129,7 @@ def search_text(request: Mapping[str, Any]) -> str:
 
 
 def position(request: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the index that a slice begins at; what is beyond a tensor's end is moved to it.
-
-    Raises:
-        RequestError: It is no list of positions.
-    """
+    """Return the index that a slice begins at; what is beyond a tensor's end is moved to it."""
     at = request.get("at", [])
     if (
         not isinstance(at, list)
@@ -182,11 +162,7 @@ class View(Generic[ProgramT]):
 
 
 class Walk(ABC, Generic[ProgramT]):
-    """A drawing that leads to others.
-
-    Args:
-        first: The whole.
-    """
+    """A drawing that leads to others."""
 
     _what: ClassVar[str]  # its name, for refusals
 
@@ -231,11 +207,7 @@ class Walk(ABC, Generic[ProgramT]):
         return legend_svg(self._shown)
 
     def handle(self, request: object) -> Iterator[Reply]:
-        """Answer a request; each reply is ready as soon as it is yielded.
-
-        Raises:
-            RequestError: It is none of ours.
-        """
+        """Answer a request; each reply is ready as soon as it is yielded."""
         yield from answered(request, self._answers(), self._what)
 
     @property
@@ -275,3 +247,143 @@ class Walk(ABC, Generic[ProgramT]):
             "controls": self.controls,
             "title": self.title,
         }
+
+
+# --- tables
+
+_MAX_NAME = 200
+_SAYS = {True: "descending", False: "ascending"}
+_ARROWS = {"descending": "▼", "ascending": "▲"}
+
+
+class PageTable(ABC):
+    """A table that a page sorts, refreshes and drops rows by, as the user confirms.
+
+    It keeps numbers and names between two requests.
+
+    Attributes:
+        took_ns: How long the latest table took to make.
+    """
+
+    what: ClassVar[str]  # its name, for refusals and saved notebooks
+
+    def __init__(self, sort: str, *, reverse: bool = False) -> None:
+        self._sort = sort
+        self._reverse = reverse
+        self.took_ns = 0
+
+    @property
+    @abstractmethod
+    def columns(self) -> Sequence[str]:
+        """The columns that it can be sorted by."""
+
+    @abstractmethod
+    def _made(self) -> tuple[str, str]:
+        """Return its title and its HTML."""
+
+    @abstractmethod
+    def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
+        """Drop what a name stands for, or ask first."""
+
+    def table(self) -> Reply:
+        """Return the table as it is now."""
+        start = time.perf_counter_ns()
+        title, body = self._made()
+        self.took_ns = time.perf_counter_ns() - start
+        return {"kind": "table", "html": body, "title": title}
+
+    def handle(self, request: object) -> Iterator[Reply]:
+        """Answer a request; each reply is ready as soon as it is yielded."""
+        answers = {
+            "sort": self._sorted,
+            "refresh": lambda _request: iter((self.table(), note_reply(""))),
+            "drop": self._asked_to_drop,
+            "keep": lambda _request: iter((note_reply(""),)),
+        }
+        yield from answered(request, answers, f"table of {self.what}")
+
+    def _sorted(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Sort by a column; asked for the same one again, turn the order round."""
+        column = choice(request, "column", self.columns)
+        self._reverse = column == self._sort and not self._reverse
+        self._sort = column
+        yield self.table()
+
+    def _asked_to_drop(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        name = request.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+            raise RequestError(
+                f"{quoted(name)} is no name that can be let go of. Refresh the table and take one "
+                "of its buttons."
+            )
+        yield from self._drop(name, confirmed=request.get("confirmed") is True)
+
+
+def note_reply(body: str) -> Reply:
+    """Return what stands above a table, as HTML."""
+    return {"kind": "note", "html": body}
+
+
+def sortable_html(
+    columns: Mapping[str, str],
+    body: str,
+    does: str,
+    numbers: Container[str],
+    *,
+    sort: str,
+    reverse: bool,
+) -> str:
+    """Return a table whose heads sort it; a row's last cell has what a button `does`.
+
+    The columns have what each means; numbers come with the largest first.
+    """
+    direction = _SAYS[(sort in numbers) is not reverse]
+    heads = "".join(
+        f'<th scope="col" title="{markup(means)}" '
+        f'aria-sort="{direction if title == sort else "none"}"{_side(title, numbers)}>'
+        f'<button type="button" data-kind="sort" data-column="{markup(title)}">'
+        f"{markup(title)}{f' {_ARROWS[direction]}' if title == sort else ''}</button></th>"
+        for title, means in columns.items()
+    )
+    return (
+        f'<div class="lzl-scroll"><table><thead><tr>{heads}<th scope="col">{does}</th></tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def cell_html(title: str, cell: object, numbers: Container[str]) -> str:
+    """Return a cell of a table in a page."""
+    shown = f"{cell:,}" if type(cell) is int else str(cell)
+    return f"<td{_side(title, numbers)}>{markup(shown)}</td>"
+
+
+# What may take several lines, and what a narrow page leaves out.
+_KINDS = {"name": "wide", "held by": "wide", "holds": "wide", "tier": "least"}
+
+
+def _side(title: str, numbers: Container[str]) -> str:
+    kind = "number" if title in numbers else _KINDS.get(title, "")
+    return f' class="lzl-{kind}"' if kind else ""
+
+
+def drop_button(name: str, label: str, *, confirmed: bool = False) -> str:
+    """Return a button that lets go of what a name stands for."""
+    sure = ' data-confirmed="1"' if confirmed else ""
+    return (
+        f'<button type="button" class="lzl-drop" data-kind="drop" data-name="{markup(name)}"'
+        f'{sure} aria-label="{markup(f"let go of {name}")}">{markup(label)}</button>'
+    )
+
+
+def question(asked: str, name: str, label: str) -> str:
+    """Return what a click asks first, as HTML, with buttons for yes and no."""
+    return (
+        f"{asked} {drop_button(name, label, confirmed=True)} "
+        '<button type="button" data-kind="keep">keep it</button>'
+    )
+
+
+def answer(text: str, *, failed: bool = False) -> str:
+    """Return what came of a request, with its lines kept."""
+    role = ' class="lzl-said lzx" role="alert"' if failed else ' class="lzl-said"'
+    return f"<span{role}>{markup(text)}</span>"

@@ -113,10 +113,6 @@ def target_of(runtime: ModuleType, *things: Any) -> Target:
     Nothing is the pending graph, or the last step where nothing is pending. Tensors are what is
     pending for them, or where none is, what the step that computed them ran for them.
 
-    Args:
-        runtime: The module `lazyrt`.
-        things: One of these.
-
     Raises:
         NothingToShow: There is no such graph.
         HloError: There is no such step.
@@ -269,14 +265,7 @@ def subject_of(
     runtime: ModuleType | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """Return what is to be explored.
-
-    Args:
-        things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or
-            StableHLO as text or a path; the number of a step that has run; a module, or a module
-            or a function and what to call it with.
-        runtime: The module `lazyrt`; by default the imported one.
-        options: Arguments of that call by name.
+    """Return what is to be explored: what `lazyviz.explore` takes, with a call's options by name.
 
     Raises:
         HloError: There is no such step, or it is nothing of the above.
@@ -367,11 +356,7 @@ def _call_subject(
 def _check_arguments(
     function: Any, name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> None:
-    """Refuse a call that does not fit the signature; the runtime's frames would lead to it.
-
-    Raises:
-        HloError: It does not fit.
-    """
+    """Refuse a call that does not fit the signature; the runtime's frames would lead to it."""
     called = function.forward if hasattr(function, "forward") else function
     try:
         signature = inspect.signature(called)

@@ -19,6 +19,17 @@ from lazyviz.doc import (
     Table,
 )
 from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
+from lazyviz.inspection.protocol import (
+    PageTable,
+    RequestError,
+    answer,
+    cell_html,
+    drop_button,
+    note_reply,
+    question,
+    quoted,
+    sortable_html,
+)
 from lazyviz.render import text
 from lazyviz.render.html import markup, one_line
 from lazyviz.render.notes import (
@@ -33,9 +44,10 @@ from lazyviz.render.strip import last_barrier_text, now_text
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
+    from lazyviz.inspection.protocol import Reply
     from lazyviz.render.timeline_text import Span
     from lazyviz.session import Session
     from lazyviz.timing.history import StepRow
@@ -69,6 +81,7 @@ _NONE = "No executable is in memory or on disk."
 _MAX_ROWS = 40
 _MAX_LIVE_ROWS = 300
 _KEY_DIGITS = 8
+_KEY = re.compile("[0-9a-f]{32}")
 _MINUTE_S = 60
 _DAY_S = 86_400
 _UNITS_S = {"m": 60, "h": 3_600, "d": _DAY_S, "w": 7 * _DAY_S}
@@ -92,16 +105,11 @@ _COLUMNS = (
 )
 _ALIKE = re.compile(r"([^\s,(]+\[[^\]]*\])(?:, \1)+")
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
-# What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
-ORDERS: dict[str, Callable[[Any], Any]] = {
-    "ops": lambda entry: -entry.nodes,
-    "size": lambda entry: -entry.nbytes,
-    "compile": lambda entry: -entry.compile_ns,
-    "hits": lambda entry: -entry.hits,
-    "age": lambda entry: -entry.age_s,
-    "unused": lambda entry: -entry.unused_s,
-    "holds": lambda entry: entry.holds,
-    "line": lambda entry: entry.line,
+# What `%lazy cache --sort` takes, and the columns that it sorts by.
+ORDERS = {
+    **{name: name for name in ("ops", "size", "compile", "hits", "age", "holds")},
+    "unused": "unused for",
+    "line": "at",
 }
 
 
@@ -185,16 +193,10 @@ def settings(line: str, config: Any) -> Doc:
 
 
 def op_cache(report: Mapping[str, Any]) -> str:
-    """Return which share of the ops that ran one by one found their executable in memory.
+    """Return which share of the ops that ran one by one found their executable in memory; else empty.
 
     Saved is the number of these hits times the mean compile time of one op in this session, in
     any mode; without a compiled op to measure by, it is left out.
-
-    Args:
-        report: What `lazyrt.metrics_report("dict")` returns.
-
-    Returns:
-        The sentence; empty if no op ran by itself.
 
     Example:
         >>> compiled = {"all": {"samples": 4, "accumulator": 200_000_000}}
@@ -223,9 +225,7 @@ def op_cache(report: Mapping[str, Any]) -> str:
 def steps(rows: Sequence[StepRow], spans: Sequence[Span] | None = None) -> Doc:
     """Return some steps: what ended each, what it ran, what it cost.
 
-    Args:
-        rows: The steps.
-        spans: The session's timeline; with it, a paragraph says it all first.
+    With the session's timeline, a paragraph says it all first.
     """
     if not rows:
         said = (
@@ -381,12 +381,7 @@ def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
 
 
 def why(explanation: Any, graph: Any) -> Doc:
-    """Return why a step was compiled, with the lines of both sides and what to do.
-
-    Args:
-        explanation: What `lazyrt.explain()` returned, None if nothing was compiled.
-        graph: The record of the graph that the step ran, None if it is not known any more.
-    """
+    """Return why a step was compiled, with the lines of both sides and what to do."""
     if explanation is None:
         return Doc([Sentence("No step was compiled yet.")])
     note = ""
@@ -396,12 +391,7 @@ def why(explanation: Any, graph: Any) -> Doc:
 
 
 def why_doc(explanation: Any, note: str = "") -> Doc:
-    """Return the causes in their order, each with its details and its fix.
-
-    Args:
-        explanation: What `lazyrt.explain()` returns.
-        note: A line below the causes.
-    """
+    """Return the causes in their order, each with its details and its fix."""
     first, *lines = str(explanation).splitlines()
     head, _, rest = first.partition(", ")
     parts: list[Part] = [Line(head), *([Note(rest)] if rest else [])]
@@ -419,12 +409,7 @@ def why_doc(explanation: Any, note: str = "") -> Doc:
 
 
 def graphs(records: Sequence[Any], counters: Mapping[str, int]) -> Doc:
-    """Return every compiled graph: its size, runs and cost, why, and the nearest other.
-
-    Args:
-        records: The graphs.
-        counters: What was counted, for the functions that `torch.compile` compiled.
-    """
+    """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
     if not records:
         return Doc([Sentence("No step graph was compiled yet.")])
     total = text.duration(sum(record.compile_ns for record in records))
@@ -556,43 +541,6 @@ def doc(entries: Sequence[Any]) -> Doc:
     return Doc([Table(_COLUMNS, rows), *map(Note, [*more, summary(entries)])])
 
 
-def live_html(entries: Sequence[Any]) -> str:
-    """Return the same with buttons, for a page that listens to them."""
-    if not entries:
-        return f"<p>{markup(_NONE)}</p>"
-    head = "".join(
-        f'<th scope="col" class="lzx-{"n" if name in _NUMBERS else "w"}"><button type="button" data-sort="{k}" '
-        f'data-first="{"down" if name in _NUMBERS else "up"}">{markup(name)}</button></th>'
-        for k, name in enumerate(_COLUMNS)
-    )
-    body = "".join(map(_live_row, entries[:_MAX_LIVE_ROWS]))
-    more = text.more(len(entries) - _MAX_LIVE_ROWS)
-    foot = ". ".join([*more, summary(entries)])
-    return (
-        f'<table><thead><tr>{head}<th scope="col" class="lzx-act">drop</th></tr></thead>'
-        f"<tbody>{body}</tbody></table><p>{markup(foot)}</p>"
-    )
-
-
-def _live_row(entry: Any) -> str:
-    cells = []
-    for name, cell in zip(_COLUMNS, _cells(entry), strict=True):
-        shown = markup(f"{cell.shown:,}" if isinstance(cell.shown, int) else cell.shown)
-        kind = "lzx-n" if name in _NUMBERS else f"lzx-{name}"
-        inner = f"<code>{shown}</code>" if name == "key" else shown
-        if name == "holds":
-            inner = inner.replace("(", "(<wbr>")  # a type stays whole
-        cells.append(
-            f'<td class="{kind}" data-v="{markup(str(cell.value))}">{inner}</td>'
-        )
-    button = (
-        f'<td><button type="button" data-key="{markup(entry.key)}" '
-        f'aria-label="evict {markup(entry.holds or entry.key[:_KEY_DIGITS])}">evict</button>'
-        "</td>"
-    )
-    return f"<tr>{''.join(cells)}{button}</tr>"
-
-
 def _alike_once(holds: str) -> str:
     """Return what an executable holds with operands of one type once.
 
@@ -623,17 +571,25 @@ def _cells(entry: Any) -> list[_Cell]:
 
 
 def ordered(entries: Sequence[Any], order: str) -> list[Any]:
-    """Return the executables in the order that a word behind `--sort` names.
-
-    Raises:
-        ValueError: There is no such order.
-    """
+    """Return the executables in the order that a word behind `--sort` names; refuse another word."""
     if order not in ORDERS:
         raise ValueError(
             f"%lazy cache --sort {order}: there is no order {order!r}. It takes "
             f"{', '.join(ORDERS)}; without it the latest used come first."
         )
-    return sorted(entries, key=ORDERS[order])
+    return _by_column(entries, ORDERS[order])
+
+
+def _by_column(
+    entries: Sequence[Any], column: str, *, reverse: bool = False
+) -> list[Any]:
+    """Return the executables by what a column is sorted by; the largest number comes first."""
+    at, is_number = _COLUMNS.index(column), column in _NUMBERS
+    return sorted(
+        entries,
+        key=lambda each: _cells(each)[at].value,
+        reverse=is_number is not reverse,
+    )
 
 
 def summary(entries: Sequence[Any]) -> str:
@@ -648,11 +604,7 @@ def summary(entries: Sequence[Any]) -> str:
 
 
 def drop(runtime: ModuleType, words: Sequence[str]) -> str:
-    """Drop the executables that the words behind `drop` name; return what was dropped.
-
-    Raises:
-        ValueError: The words name no executable, or are none of the three forms.
-    """
+    """Drop the executables that the words behind `drop` name; return what was dropped, or refuse."""
     match list(words):
         case ["all"]:
             dropped = runtime.drop_executables()
@@ -666,6 +618,60 @@ def drop(runtime: ModuleType, words: Sequence[str]) -> str:
     if not dropped:
         return "No executable was dropped: none is that old, or there is none."
     return f"Dropped {summary(dropped)}. What is needed again is compiled again."
+
+
+class CacheTable(PageTable):
+    """The executables in a page; it holds texts, and no executable."""
+
+    what = "executables"
+    columns = _COLUMNS
+
+    def __init__(self, runtime: ModuleType) -> None:
+        self._runtime = runtime
+        super().__init__("unused for", reverse=True)  # as a session lists them
+
+    def _made(self) -> tuple[str, str]:
+        entries = self._runtime.cached_executables()
+        if not entries:
+            return _NONE, ""
+        shown = _by_column(entries, self._sort, reverse=self._reverse)[:_MAX_LIVE_ROWS]
+        body = sortable_html(
+            dict.fromkeys(_COLUMNS, "sort by this"),
+            "".join(map(_page_row, shown)),
+            "drop",
+            _NUMBERS,
+            sort=self._sort,
+            reverse=self._reverse,
+        )
+        more = text.more(len(entries) - len(shown))
+        return summary(entries), body + "".join(f"<p>{markup(m)}</p>" for m in more)
+
+    def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
+        if not _KEY.fullmatch(name):
+            raise RequestError(
+                f"{quoted(name)} is no key of an executable. Refresh the table and take one of its "
+                "buttons."
+            )
+        found = [e for e in self._runtime.cached_executables() if e.key == name]
+        if found and not confirmed:
+            holds = markup(found[0].holds or name[:_KEY_DIGITS])
+            took = markup(text.duration(found[0].compile_ns))
+            asked = (
+                f"Drop <code>{holds}</code>? To compile it again takes about {took}."
+            )
+            yield note_reply(question(asked, name, "drop it"))
+            return
+        said = f"{name[:_KEY_DIGITS]} is gone already; nothing was dropped."
+        if found:
+            said = drop(self._runtime, [name])
+        yield self.table()
+        yield note_reply(answer(said))
+
+
+def _page_row(entry: Any) -> str:
+    cells = zip(_COLUMNS, _cells(entry), strict=True)
+    shown = "".join(cell_html(name, cell.shown, _NUMBERS) for name, cell in cells)
+    return f"<tr>{shown}<td>{drop_button(entry.key, 'drop')}</td></tr>"
 
 
 def unknown(rest: str) -> str:

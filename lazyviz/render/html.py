@@ -77,13 +77,7 @@ def image(picture: str, what: str, max_width: str = "") -> str:
 
 
 def picture(svg_text: str, what: str, css_class: str = "") -> str:
-    """Return a drawing as an image that is never wider than the page.
-
-    Args:
-        svg_text: The drawing.
-        what: What it shows, for those who do not see it.
-        css_class: By which a page finds it, to put a live one in its place.
-    """
+    """Return a drawing as an image that is never wider than the page, which finds it by its class."""
     shown = image(svg_text, what, max_width="100%")
     name = f' class="{css_class}"' if css_class else ""
     return f'<div{name} style="overflow:auto;margin-top:4px">{shown}</div>'
@@ -145,13 +139,7 @@ def wrapped(words: str) -> str:
 
 
 def folded(summary: str, body: str, *, is_open: bool = False) -> str:
-    """Return HTML under a line of text that folds it.
-
-    Args:
-        summary: Text, which is escaped, or a `Fragment`, which is not.
-        body: HTML; it is not.
-        is_open: Whether it starts unfolded.
-    """
+    """Return HTML under a line that folds it; the line is escaped unless it is a `Fragment`."""
     shown = summary if isinstance(summary, Fragment) else markup(summary)
     attribute = " open" if is_open else ""
     return (
@@ -187,13 +175,7 @@ def source_map(
 ) -> str:
     """Return the lines of a file that cost something, with a colour by how much; empty for none.
 
-    Those around them are shown, too.
-
-    Args:
-        file: Its name.
-        lines: Its source.
-        worked: Nanoseconds of the device by line number.
-        waited: Nanoseconds that the program waited, by line number.
+    Those around them are shown, too. Costs are nanoseconds by line number.
     """
     rows = []
     for k in lines_near((*worked, *waited), len(lines), _LINES_AROUND):
@@ -217,13 +199,7 @@ def source_map(
 
 
 def lines_near(numbers: Iterable[int], count: int, around: int) -> Iterator[int]:
-    """Yield the numbers of lines and of those around them in order, 0 where some are left out.
-
-    Args:
-        numbers: From 1.
-        count: How many lines there are.
-        around: How many before and after each are wanted.
-    """
+    """Yield numbers of lines, from 1, and of those around in order, 0 where some are left out."""
     near = {k for n in numbers for k in range(n - around, n + around + 1)}
     wanted = sorted(k for k in near if 1 <= k <= count)[:_MAX_SOURCE_LINES]
     for before, number in pairwise([number - 1 for number in wanted[:1]] + wanted):
@@ -303,12 +279,7 @@ def timeline_script() -> str:
 
 
 def script(name: str, *parts: str) -> str:
-    """Return a widget's JavaScript module, with what all pages share in front.
-
-    Args:
-        name: Of the module.
-        parts: Further files that it shares with others, in between.
-    """
+    """Return a widget's JavaScript module, with what all pages and some `parts` share in front."""
     return "\n".join(static(f"{each}.js") for each in ("common", *parts, name))
 
 

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lazygraph import numbers
-from lazyviz.draw.model import type_text
+from lazygraph.types import tensor_type
 from lazyviz.render.html import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lazyrt import Graph
     from lazyrt.tools import Leaf, Node, Value
@@ -73,19 +73,13 @@ def listing(
     limit: int | None = None,
     names: Mapping[Any, str] = MappingProxyType({}),
 ) -> str:
-    """Return one line for each operation of a graph: what, on what, of which type, whence.
-
-    Args:
-        graph: A graph of the runtime.
-        limit: At most so many operations, the last ones; None for all.
-        names: What the user calls inputs, as far as it is known.
-    """
+    """Return a line for each of the last operations: what, on what, of which type, whence."""
     nodes = graph.nodes
     hidden = max(0, len(nodes) - limit) if limit is not None else 0
     shown = nodes[hidden:]
     lines = [
         one_line(
-            f"{leaf_name(leaf)} : {_type(leaf)}"
+            f"{leaf_name(leaf)} : {tensor_type(leaf)}"
             + (f"  # {names[leaf]}" if names.get(leaf) else "")
         )
         for leaf in _leaves(graph, shown)
@@ -145,14 +139,17 @@ def _leaves(graph: Graph, shown: Sequence[Node]) -> Iterator[Leaf]:
 
 def _node_line(node: Node) -> str:
     types = ", ".join(
-        _type(value) if value is not None else "none" for value in node.outputs
+        tensor_type(value) if value is not None else "none" for value in node.outputs
     )
     where = ", ".join(
         part for part in (_module(node), str(node.provenance.site or "")) if part
     )
     comment = f"  # {where}" if where else ""
-    line = f"%{node.id} = {node.op.name}({_arguments(node)}) : {types}{comment}"
-    return one_line(line)
+    args = _arguments(node, node.args, _listed)
+    while args and args[-1] == "None":
+        args.pop()
+    called = f"{node.op.name}({', '.join(args)})"
+    return one_line(f"%{node.id} = {called} : {types}{comment}")
 
 
 def _module(node: Node) -> str:
@@ -162,30 +159,35 @@ def _module(node: Node) -> str:
     return f"{module} (backward)" if module else "backward"
 
 
-def _arguments(node: Node) -> str:
+def _arguments(
+    node: Node, args: Sequence[Any], shown: Callable[[Any], str]
+) -> list[str]:
     """Return what an op is called with: keyword-only arguments by their names."""
-    arguments = list(getattr(node.op.schema, "arguments", ()))
-    names = [arg.name if arg.kwarg_only else "" for arg in arguments]
-    extra = len(node.args) - len(names)  # a random op has its RNG state in front
-    names = [""] * extra + names if extra >= 0 else [""] * len(node.args)
-    parts = [
-        f"{name}={_argument(arg)}" if name else _argument(arg)
-        for name, arg in zip(names, node.args, strict=True)
+    known = getattr(node.op.schema, "arguments", ())
+    names = [arg.name if arg.kwarg_only else "" for arg in known]
+    extra = len(args) - len(names)  # a random op has its RNG state in front
+    return [
+        f"{name}={shown(arg)}" if name else shown(arg)
+        for name, arg in zip([""] * extra + names, args, strict=False)
         if not (name and arg is None)
     ]
-    while parts and parts[-1] == "None":
-        parts.pop()
-    return ", ".join(parts)
 
 
-def _argument(arg: Any) -> str:
-    if hasattr(arg, "dtype") and hasattr(arg, "node"):
+def _listed(arg: Any) -> str:
+    if _is_value(arg):
         return reference(arg)
     if isinstance(arg, tuple):
-        if len(arg) == 2 and arg[0] in (float, bool, complex):  # noqa: PLR2004
-            return str(arg[1])
-        return "[" + ", ".join(map(_argument, arg)) + "]"
+        return str(arg[1]) if _is_number(arg) else f"[{', '.join(map(_listed, arg))}]"
     return str(arg)
+
+
+def _is_value(arg: Any) -> bool:
+    return hasattr(arg, "strides") and hasattr(arg, "node")
+
+
+def _is_number(arg: tuple[Any, ...]) -> bool:
+    """Return whether it is a Python number with its type, as a node keeps it."""
+    return len(arg) == 2 and arg[0] in {float, bool, complex}  # noqa: PLR2004
 
 
 def reference(value: Value) -> str:
@@ -201,15 +203,11 @@ def leaf_name(leaf: Any) -> str:
     return f"%{_LEAF_PREFIX.get(leaf.kind, leaf.kind)}{leaf.position}"
 
 
-def _type(value: Value) -> str:
-    return type_text(value.shape, value.dtype)
-
-
 def python_call(node: Node) -> str:
     """Return lines that run a node's op in torch alone, on inputs of its shapes and dtypes."""
     names: dict[Value, str] = {}
     args = node.args[1:] if node.op.is_random else node.args
-    for value in _values(args):
+    for value in node.operands[len(node.args) - len(args) :]:
         if value not in names:
             count = len(names)
             letter, round_ = ascii_lowercase[count % 26], count // 26
@@ -219,22 +217,9 @@ def python_call(node: Node) -> str:
         made = value.node
         said = f"  # %{made.id} {made.op.name}" if made is not None else ""
         lines.append(f"{name} = {_made(value)}{said}")
-    lines.append(f"torch.ops.{node.op.name}({_python_arguments(node, args, names)})")
+    called = _arguments(node, args, lambda arg: _written(arg, names))
+    lines.append(f"torch.ops.{node.op.name}({', '.join(called)})")
     return "\n".join(lines)
-
-
-def _values(args: Any) -> list[Value]:
-    found: list[Value] = []
-    for arg in args:
-        if _is_value(arg):
-            found.append(arg)
-        elif isinstance(arg, tuple):
-            found += _values(arg)
-    return found
-
-
-def _is_value(arg: Any) -> bool:
-    return hasattr(arg, "strides") and hasattr(arg, "node")
 
 
 def _made(value: Value) -> str:
@@ -251,30 +236,16 @@ def _made(value: Value) -> str:
     return made if str(dtype) == "torch.int64" else f"{made}.to({dtype})"
 
 
-def _python_arguments(node: Node, args: Any, names: dict[Value, str]) -> str:
-    schema = list(getattr(node.op.schema, "arguments", ()))
-    parts = []
-    for position, arg in enumerate(args):
-        known = schema[position] if position < len(schema) else None
-        if known is not None and known.kwarg_only:
-            if arg is not None:
-                parts.append(f"{known.name}={_python_argument(arg, names)}")
-        else:
-            parts.append(_python_argument(arg, names))
-    return ", ".join(parts)
-
-
-def _python_argument(arg: Any, names: dict[Value, str]) -> str:
+def _written(arg: Any, names: Mapping[Value, str]) -> str:
+    """Return an argument as Python."""
     if _is_value(arg):
         return names[arg]
     if isinstance(arg, tuple):
-        if len(arg) == 2 and arg[0] in {float, bool, complex}:  # noqa: PLR2004
+        if _is_number(arg):
             return _number(*arg)
-        return f"[{', '.join(_python_argument(part, names) for part in arg)}]"
+        return f"[{', '.join(_written(part, names) for part in arg)}]"
     shown = repr(arg)
-    if shown.startswith("device("):
-        return "'cpu'"
-    return shown
+    return "'cpu'" if shown.startswith("device(") else shown
 
 
 def _number(kind: type, value: Any) -> str:

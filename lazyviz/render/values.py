@@ -89,13 +89,10 @@ def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
-    """Return planes of numbers as a picture: one as a heat map, channels as an image.
+    """Return small planes of numbers as a picture: one as a heat map, channels as an image.
 
-    A heat map has its numbers, so that a page's script can tell the value under the pointer.
-
-    Args:
-        planes: Rows and columns, or channels, rows and columns; small.
-        sizes: Rows and columns of what it was made from.
+    A heat map has its numbers, so that a page's script can tell the value under the pointer. `sizes`
+    are rows and columns of what it was made from.
     """
     if planes.ndim > _PLANE:
         what = "image" if len(planes) == _COLOUR_CHANNELS else "greyscale image"
@@ -185,11 +182,8 @@ def _png(pixels: Array) -> bytes:
 def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ()) -> str:
     """Return what was seen of a tensor as HTML, of a large one statistics and a part.
 
-    Args:
-        look: What `Inspection.look` gave, with a picture for `picture_axes` of its shape.
-        facts: One line of statistics.
-        chooser: HTML that chooses another part.
-        at: Index that was asked for; of a whole tensor the leading axes are taken at it.
+    The look has a picture for `picture_axes` of the tensor's shape. Of a whole tensor the leading axes
+    are taken at the index that was asked for.
     """
     summary, value = look.summary, look.value
     parts = [f'<p class="lzf">{marked(facts)}</p>']
@@ -268,11 +262,7 @@ def _listing(title: str, text: str, *, is_open: bool = False) -> str:
 
 
 def shards_table(shards: Sequence[Any], spec: object) -> Doc:
-    """Return where the parts of a tensor are: its split dimensions as rows and columns, devices in them.
-
-    Args:
-        shards: As `lazyrt.shards_of` returns them.
-        spec: How the tensor is split.
+    """Return where a tensor's parts are: its split dimensions as rows and columns, devices in them.
 
     Example:
         >>> from types import SimpleNamespace as Shard
@@ -319,13 +309,8 @@ def tensor_doc(
 ) -> Doc:
     """Return the display of a tensor: one line of statistics; values, picture and plan folded.
 
-    Args:
-        facts: Type, statistics, device and autograd, joined by ` · `.
-        text: The values, as torch prints them.
-        look: What was seen of it.
-        plan: One line about the op that makes it, or made it.
-        listing: The pending ops that it needs, as text; empty for data.
-        shards: Where its parts are; None for a whole one.
+    The plan is a line about the op that makes it, or made it; the listing has the ops that are pending
+    for it.
     """
     is_small = look.summary.elements < _OPEN_BELOW
     values = Fold(Fragment(marked(facts)), [Code(_shortened(text))], is_open=is_small)

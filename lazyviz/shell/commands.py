@@ -260,9 +260,9 @@ def _live(asked: Command) -> Doc:
     found = live.report(runtime, shell, chosen)
 
     def widget() -> Any:
-        from lazyviz.widgets import LiveView
+        from lazyviz.widgets import TableView
 
-        return LiveView(runtime, shell, chosen, "lzl-twin")
+        return TableView(live.LiveTable(runtime, shell, chosen), "lzl-twin", shell)
 
     shown = live.live_doc(found)
     return Doc([shown], css_class="lzl-twin", live=widget if found.rows else None)
@@ -301,9 +301,9 @@ def _cache(asked: Command) -> Doc:
     entries = runtime.cached_executables()
 
     def widget() -> Any:
-        from lazyviz.widgets import CacheView
+        from lazyviz.widgets import TableView
 
-        return CacheView(runtime, "lzx-twin")
+        return TableView(tables.CacheTable(runtime), "lzx-twin")
 
     shown = tables.doc(entries)
     return Doc([shown], css_class="lzx-twin", live=widget if entries else None)
@@ -552,13 +552,7 @@ def _call(target: Target) -> str:
 
 
 def _listed(listing: str, whole: str, target: Target) -> Doc:
-    """Return a listing; no more of it than a notebook takes.
-
-    Args:
-        listing: The text.
-        whole: What gives all of it.
-        target: Whose it is; a finished step is named above it.
-    """
+    """Return a listing; no more of it than a notebook takes, and what gives the whole."""
     if len(listing) > _MAX_LISTED:
         end = listing.rfind("\n", 0, _MAX_LISTED)
         more = text.plural(listing.count("\n", end + 1) + 1, "line")

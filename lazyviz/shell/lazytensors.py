@@ -83,10 +83,6 @@ def replaced(thing: Any, replacement: Callable[[Any], Any]) -> Any:
 
     Lists, tuples and dicts are rebuilt where they hold one, never changed in place: the
     user may share them. Subclasses and everything else are returned as they are.
-
-    Args:
-        thing: A tensor, a container or anything else.
-        replacement: Called with each lazy tensor.
     """
     return _replaced(thing, replacement, 0, [_MAX_LOOKED_AT])
 

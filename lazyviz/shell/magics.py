@@ -198,13 +198,7 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
 
 
 def run_in_place(shell: Any, cell: str, number: int) -> None:
-    """Run the body of a cell magic so that errors rise through and line numbers hold.
-
-    Args:
-        shell: Where it runs.
-        cell: The body.
-        number: The cell's execution count.
-    """
+    """Run the body of a cell magic so that errors rise through and line numbers hold."""
     __tracebackhide__ = True
     # IPython drops empty lines at the start. With them and one for the magic's own line,
     # line 3 of the cell stays line 3.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TransferProgress,
     )
     from lazyrt.observe.events import WaitFinished as Waited
-    from lazyviz.shell.wait_view import WaitView
+    from lazyviz.widgets import WaitView
 
 _log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class Progress:
         """Return the widget, None in a shell that has no page."""
         if self._widget is None and hasattr(self._shell.kernel, "comm_manager"):
             try:
-                from lazyviz.shell.wait_view import WaitView
+                from lazyviz.widgets import WaitView
 
                 self._widget = WaitView()
             except Exception:  # noqa: BLE001 - the line of text does without

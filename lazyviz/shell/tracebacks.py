@@ -186,11 +186,7 @@ def is_meant(error: BaseException) -> bool:
 def shorten(error: BaseException, shell: Any, what: str, pending_ops: int) -> None:
     """Make an exception that rises through the runtime show the user's own lines alone.
 
-    Args:
-        error: It is being raised; it gets a note.
-        shell: The shell that will show it.
-        what: What was waited for, such as `compiling 214 ops`.
-        pending_ops: How many ops have not run.
+    It gets a note: what was waited for, such as `compiling 214 ops`, and how many ops have not run.
     """
     error.add_note(note(what, pending_ops))
 
@@ -271,14 +267,9 @@ def is_ours(file: str) -> bool:
 
 
 def let_go(error: BaseException, stand_in: Callable[[Any], Any]) -> int:
-    """Replace the lazy tensors that an exception and its traceback hold.
+    """Replace the lazy tensors that an exception and its traceback hold; return how many those were.
 
-    Args:
-        error: The exception; its causes, contexts and members of its group are included.
-        stand_in: Returns what takes a tensor's place.
-
-    Returns:
-        How many tensors were replaced, each counted once.
+    Its causes, its contexts and the members of its group are included.
     """
     known: dict[int, tuple[Any, Any]] = {}
 

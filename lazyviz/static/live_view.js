@@ -1,5 +1,5 @@
-// The page of lazyviz.widgets.live_view. It shows the table that the kernel makes and sends back
-// what was asked for; it decides nothing about tensors.
+// The page of lazyviz.widgets.TableView. It shows the table that the kernel makes and sends back
+// what was asked for; it decides nothing about what the rows stand for.
 
 const HELP = [
   ["Tab", "next button"], ["Enter", "press it"], ["← →", "next column"], ["r", "make the table anew"],
@@ -12,7 +12,7 @@ function render({ model, el }) {
   const refresh = element("button", "", "Refresh"), note = element("div", "lzl-note"), waiting = element("div", "lzl-waiting"), table = element("div", "lzl-table");
   refresh.type = "button"; refresh.dataset.kind = "refresh"; refresh.title = "make the table anew (r)";
   waiting.hidden = true; waiting.setAttribute("role", "status"); note.setAttribute("role", "status"); title.setAttribute("role", "status");
-  root.setAttribute("role", "region"); root.setAttribute("aria-label", "live tensors");
+  root.setAttribute("role", "region"); root.setAttribute("aria-label", model.get("what") || "table");
   keepKeys(root);
   const question = element("button", "", "?"), help = element("div", "lzl-help");
   question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
@@ -42,7 +42,7 @@ function render({ model, el }) {
   const fill = () => {
     const spot = place();
     table.replaceChildren(...safe(model.get("table")));
-    for (const cell of table.querySelectorAll("tbody td:nth-child(2), tbody td:nth-last-child(2)")) breakable(cell);
+    for (const cell of table.querySelectorAll("tbody td.lzl-wide")) breakable(cell);
     back(spot);
   };
   const say = () => {

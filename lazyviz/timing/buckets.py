@@ -32,14 +32,7 @@ _NOTHING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Inputs of one size, and what they took.
-
-    Attributes:
-        size: The dimension that varies.
-        runs: How often its graph ran.
-        compile_ns: How long compiling it took.
-        run_ns: How long one run took on the device; 0 where that is not known.
-    """
+    """Inputs of one size, and what they took; `run_ns` is 0 where that is not known."""
 
     size: int
     runs: int
@@ -49,15 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Buckets for some sizes, each of which is padded to the next larger bucket.
-
-    Attributes:
-        name: What varies: the first graph and its input.
-        sizes: What was measured, the smallest first.
-        buckets: To which sizes to pad, the smallest first.
-        cost_ns: What compiling and running would take with them.
-        now_ns: What it takes without.
-    """
+    """Sizes, each padded to the next larger bucket; their cost so, and as they are now."""
 
     name: str
     sizes: Sequence[Size]
@@ -98,12 +83,7 @@ def run_time(sizes: Sequence[Size]) -> Callable[[int], float]:
 
 
 def plan(name: str, sizes: Iterable[Size]) -> Plan:
-    """Return the buckets that compile and run in the least time.
-
-    Args:
-        name: What varies.
-        sizes: What was measured of each.
-    """
+    """Return the buckets that compile and run in the least time."""
     ordered = sorted(sizes, key=lambda each: each.size)
     takes = run_time(ordered)
     # For the first k sizes: the least cost, and where its last bucket begins.
@@ -135,11 +115,7 @@ def families(
 ) -> list[Plan]:
     """Return a plan for each set of graphs that differ in one size of their inputs alone.
 
-    Args:
-        graphs: The compiled graphs, as `lazyrt.compiled_graphs()` returns them.
-        run_ns: How long one run took, by fingerprint.
-        executables: As `lazyrt.cached_executables()` returns them: they know how long a graph
-            took to compile that this process has read from disk.
+    The cached executables know how long a graph took to compile that was read from disk.
     """
     earlier = {
         each.holds.removeprefix("step graph "): each.compile_ns for each in executables
@@ -192,12 +168,7 @@ def _sizes(group: Sequence[Any]) -> dict[int, Any]:
 
 
 def measured(runtime: Any, steps: Iterable[Any]) -> dict[str, float]:
-    """Return how long a run took in the middle, by fingerprint of its graph.
-
-    Args:
-        runtime: The module `lazyrt`.
-        steps: Rows of a session's steps.
-    """
+    """Return how long a run took in the middle, by fingerprint of its graph."""
     times: dict[str, list[int]] = defaultdict(list)
     for step in steps:
         record = runtime.graph_of_step(step.step) if step.execute_ns else None

@@ -35,14 +35,7 @@ _USAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a cell.
-
-    Attributes:
-        wall_ns: From its start to the end of its last execution.
-        parts: Phases of the cell's thread, which add up to `wall_ns`.
-        device_ns: How long the device worked, whatever the thread did meanwhile.
-        compiles, executions: How many there were.
-    """
+    """One run of a cell; the phases of its thread add up to its time."""
 
     wall_ns: int
     parts: dict[str, int] = field(default_factory=dict)
@@ -52,11 +45,7 @@ class Run:
 
 
 def runs_asked(rest: str) -> int:
-    """Return how often `%%lazy time` shall run its cell.
-
-    Raises:
-        ValueError: It is no number of runs.
-    """
+    """Return how often `%%lazy time` shall run its cell."""
     if not rest:
         return 1
     if not rest.isdecimal() or not 0 < int(rest) <= _MAX_RUNS:

@@ -90,11 +90,8 @@ class Expectations:
     ) -> Expected:
         """Return how long compiling a graph will take.
 
-        Args:
-            fingerprint: Of the graph.
-            runtime: Asked for what it has learned of the ops, and once for what its cache on disk
-                remembers.
-            nodes: Those of a pending graph; none of one whose compile is under way.
+        The runtime knows what it has learned of the ops, and what its cache on disk remembers. Only
+        a pending graph has nodes to give.
         """
         known = self._compiles.get(fingerprint)
         if known is None:
@@ -195,10 +192,7 @@ class Block(NamedTuple):
 
 
 def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
-    """Return the blocks of some ops, the largest first.
-
-    Args:
-        ops: Module path, whether autograd recorded it, and the user's line, of each op.
+    """Return the blocks of some ops, by module path, direction and line of each, the largest first.
 
     Example:
         >>> blocks([("layers.0.fc", False, "a.py:3"), ("layers.1.fc", False, "a.py:3"),
@@ -228,11 +222,7 @@ def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
 
 
 def of_step(runtime: ModuleType, step: int | None) -> Doc:
-    """Return the share of each block in a step's graph, the last one that was compiled if None.
-
-    Raises:
-        ValueError: The step ran nothing, or is too long ago.
-    """
+    """Return the share of each block in a step's graph, the last one that was compiled if None."""
     if step is None:
         records = runtime.compiled_graphs()
         if not records:

@@ -171,16 +171,6 @@ class Tally:
         )
 
     @property
-    def left(self) -> tuple[Left, ...]:
-        """What the last loop left pending; empty once a barrier has run it."""
-        return tuple(self._left)
-
-    @property
-    def looks(self) -> tuple[Looked, ...]:
-        """Looks whose ops the step has run since, by tensor and place, then those that had much to compute."""
-        return (*self._repeats.values(), *self._looks)
-
-    @property
     def apart(self) -> Apart | None:
         """The longest row of values that were read one by one, None for a short one."""
         self._note_apart(self._peeked)
@@ -210,14 +200,6 @@ class Tally:
         return tuple(
             Fallback(op=op, site=site, times=times)
             for (op, site), times in self._fallbacks.items()
-        )
-
-    @property
-    def code_breaks(self) -> tuple[CompiledBreak, ...]:
-        """One entry for each graph break of `torch.compile`, in order of the first."""
-        return tuple(
-            CompiledBreak(reason=reason, site=site, times=times)
-            for (reason, site), times in self._code_breaks.items()
         )
 
     @property
@@ -254,16 +236,19 @@ class Tally:
             frames_again=self.frames_again,
             frames_ns=self.frames_ns,
             frames_shown=tuple(self._frames),
-            code_breaks=self.code_breaks,
+            code_breaks=tuple(
+                CompiledBreak(reason=reason, site=site, times=times)
+                for (reason, site), times in self._code_breaks.items()
+            ),
             barriers=self.barriers,
             own_ns=self.own_ns,
             steps=self.steps,
             reasons=tuple(self.reasons),
             swaps=tuple(self._swaps),
             singles=self.singles,
-            left=self.left,
+            left=tuple(self._left),
             redundant=self.redundant,
-            looks=self.looks,
+            looks=(*self._repeats.values(), *self._looks),
             apart=self.apart,
             prints=tuple(self.prints),
             more_prints=self.more_prints,
@@ -272,13 +257,7 @@ class Tally:
     def add(
         self, event: Told, now: int | None = None, thread: int | None = None
     ) -> None:
-        """Count one event.
-
-        Args:
-            event: What happened.
-            now: When it came, of `time.perf_counter_ns`; by default this moment.
-            thread: Id of the thread that sent it; by default this one.
-        """
+        """Count one event; without a time and a thread it came now, on this thread."""
         kind = type(event)
         mark = _MARKS.get(kind)
         if mark is not None and mark(event) == "background":

@@ -119,12 +119,7 @@ class TimelineShown(Displayed):
 def line_shares(
     lines: Mapping[Any, int], limit: int = 8
 ) -> list[tuple[str, str, float]]:
-    """Return the lines that recording spent its time on: line, source text, share.
-
-    Args:
-        lines: Samples by line, as `Pulse.lines` counts them.
-        limit: At most so many, the largest first.
-    """
+    """Return the lines that recording spent its time on: line, source text, share of the samples."""
     total = sum(lines.values())
     return [
         (str(site), linecache.getline(site.file, site.line).strip(), count / total)

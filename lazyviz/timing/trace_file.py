@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import path_of, whole_number
 from lazyviz.doc import Doc, Part, Sentence, Table
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from lazyviz.foreign.xplane import trace_profile
 from lazyviz.render import text
 from lazyviz.render.html import printable

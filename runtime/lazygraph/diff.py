@@ -737,13 +737,7 @@ def callee_graph(graph: Graph, name: str) -> Graph | None:
 
 
 def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]]:
-    """Return the differences within what a pair calls, with the names of the callees.
-
-    Args:
-        found: The diff that the pair is part of.
-        a: A node of the first graph.
-        b: Its partner.
-    """
+    """Return the differences within what a pair calls, with the names of the callees."""
     callees_b = _nth(callees(found.b, b))
     diffs = []
     for (key, nth), name in _nth(callees(found.a, a)).items():

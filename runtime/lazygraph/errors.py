@@ -15,7 +15,7 @@ class HloError(RuntimeError, ValueError):
 
 
 class HloSyntaxError(HloError):
-    """A text is not what it should be at one place.
+    """A text is not what it should be at one place, or breaks off; each reader raises it.
 
     Attributes:
         message: Without the line.
@@ -38,13 +38,7 @@ class HloSyntaxError(HloError):
 
 
 class MisplacedError(HloError):
-    """An instruction is wrong; `parse`, which has the text, finds its column.
-
-    Attributes:
-        message: Without the line.
-        line: Of the instruction, from 1.
-        name: What is wrong in it.
-    """
+    """An instruction is wrong; `parse`, which has the text, finds its column."""
 
     def __init__(self, message: str, line: int, name: str) -> None:
         self.message = message

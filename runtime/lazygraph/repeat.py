@@ -77,9 +77,6 @@ def times_of(
 def rounds_in(ops: Iterable[tuple[str, SourceLocation | None]]) -> Rounds | None:
     """Return the loop that recorded most of some ops; None if there is no such loop.
 
-    Args:
-        ops: The name of each op and the user's line that recorded it.
-
     Example:
         >>> from lazygraph.snapshot import SourceLocation
         >>> line = SourceLocation("train.py", 7, "train")
@@ -103,11 +100,8 @@ def repeated_block(
 ) -> Rounds | None:
     """Return the block that most of a graph repeats; None if there is none.
 
-    Rounds read the same parameters. Layers, which have their own, are no rounds.
-
-    Args:
-        snapshot: The graph.
-        ended_at: The line that ended it: of several functions, lines in its own are told.
+    Rounds read the same parameters. Layers, which have their own, are no rounds. Of several
+    functions, lines in that of the line which ended the graph are told.
     """
     nodes = [vertex for vertex in snapshot.vertices if not vertex.is_leaf]
     counts = Counter(map(_spot, nodes))

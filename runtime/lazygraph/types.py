@@ -129,12 +129,8 @@ def aten_flops(
     """Return the floating-point operations of an ATen op, 0 for what only moves data.
 
     Matrix products and convolutions count two for each product, reductions one for each number
-    that goes in, everything else one for each that comes out.
-
-    Args:
-        op: Its name, with or without `aten`.
-        results: The shape of each result; None for one that nobody asked for.
-        operands: The shape of each tensor that it reads.
+    that goes in, everything else one for each that comes out. Results and operands are shapes, None
+    for a result that nobody asked for.
     """
     name = short_name(op)
     out = sum(math.prod(shape) for shape in results if shape is not None)

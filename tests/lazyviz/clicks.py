@@ -22,9 +22,9 @@ def watched_widgets(monkeypatch):
 
 
 def kind_of(widget):
-    """Return what a widget shows; one class carries programs and diffs."""
-    explorer = getattr(widget, "_explorer", None)
-    return type(explorer or widget).__name__
+    """Return what a widget shows; one class carries programs and diffs, and one tables."""
+    shown = getattr(widget, "_explorer", None) or getattr(widget, "_table", widget)
+    return type(shown).__name__
 
 
 def click_everything(widget):
@@ -74,7 +74,7 @@ def _of_a_diff(widget):
     yield {"kind": "hello"}
 
 
-def _of_live_tensors(widget):
+def _of_a_table(widget):
     yield {"kind": "hello"}
     yield {"kind": "visible", "visible": True}
     for column in re.findall(r'data-column="(\w+)"', widget.table):
@@ -83,12 +83,8 @@ def _of_live_tensors(widget):
         if not name.startswith("_"):
             yield {"kind": "drop", "name": name}  # it asks whether that is meant
             yield {"kind": "keep"}
+    yield {"kind": "drop", "name": "0" * 32}  # there is none, and it is said
     yield {"kind": "refresh"}
-
-
-def _of_executables(widget):
-    yield from ({"kind": "hello"}, {"kind": "refresh"})
-    yield {"kind": "evict", "key": "0" * 32}  # there is none, and it is said
 
 
 def _of_a_wait(_widget):
@@ -98,8 +94,8 @@ def _of_a_wait(_widget):
 _REQUESTS = {
     "Explorer": _of_a_program,
     "DiffExplorer": _of_a_diff,
-    "LiveView": _of_live_tensors,
-    "CacheView": _of_executables,
+    "LiveTable": _of_a_table,
+    "CacheTable": _of_a_table,
     "TimelineView": lambda _widget: (),  # it asks for nothing
     "WaitView": _of_a_wait,
 }

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import lazyrt
+from lazyviz.inspection.tables import CacheTable
+from lazyviz.widgets import TableView
 from tests.conftest import displayed
 
 
@@ -106,10 +108,8 @@ class FakeRuntime:
 
 @pytest.fixture
 def view():
-    from lazyviz.widgets import CacheView
-
     runtime: Any = FakeRuntime(entry(), entry(key="f" * 32, holds="<script>x</script>"))
-    made = CacheView(runtime)
+    made = TableView(CacheTable(runtime))
     sent = []
     made.send = lambda content, buffers=None: sent.append(content)
     yield made, runtime, sent
@@ -164,30 +164,48 @@ def test_a_static_copy_says_the_same_without_buttons(lab, folder):
     assert "1 on disk" in copy
 
 
-def test_a_click_evicts_what_the_kernel_knows(view):
+def test_a_click_drops_what_the_kernel_knows_once_it_is_confirmed(view):
     widget, runtime, _ = view
+    click = {"kind": "drop", "name": "f" * 32}
 
-    widget._handle_custom_msg({"kind": "evict", "key": "f" * 32}, [])
+    widget._handle_custom_msg(click, [])
+    assert "To compile it again takes about" in widget.note
+    assert runtime.dropped == []
 
+    widget._handle_custom_msg({**click, "confirmed": True}, [])
     assert runtime.dropped == ["f" * 32]
-    assert widget.note.startswith("Dropped 1 executable: 1 in memory, 1 on disk")
+    assert "Dropped 1 executable: 1 in memory, 1 on disk" in widget.note
     assert "f" * 32 not in widget.table
-    widget._handle_custom_msg({"kind": "evict", "key": "f" * 32}, [])
-    assert widget.note == "ffffffff is gone already; nothing was dropped."
+    widget._handle_custom_msg({**click, "confirmed": True}, [])
+    assert "ffffffff is gone already; nothing was dropped." in widget.note
     assert runtime.dropped == ["f" * 32]
+
+
+def test_a_click_on_a_head_sorts_the_executables_and_a_second_turns_them_round(view):
+    widget, runtime, _ = view
+    runtime.entries[0].nodes, runtime.entries[1].nodes = 3, 70
+
+    orders = []
+    for _ in range(2):
+        widget._handle_custom_msg({"kind": "sort", "column": "ops"}, [])
+        orders.append(re.findall(r'data-name="(\w)', widget.table))
+
+    assert orders[0] == orders[1][::-1]
+    assert orders[0][0] == "f"
 
 
 @pytest.mark.parametrize(
     ("message", "what"),
     [
         (None, "no request that the table of executables knows"),
-        ("evict", "no request that the table of executables knows"),
+        ("drop", "no request that the table of executables knows"),
         ({"kind": "drop all"}, "no request that the table of executables knows"),
-        ({"kind": "evict"}, "no key of an executable"),
-        ({"kind": "evict", "key": "f"}, "no key of an executable"),
-        ({"kind": "evict", "key": "F" * 32}, "no key of an executable"),
-        ({"kind": "evict", "key": ["f" * 32]}, "no key of an executable"),
-        ({"kind": "evict", "key": "../../../etc/passwd"}, "no key of an executable"),
+        ({"kind": "drop"}, "no name that can be let go of"),
+        ({"kind": "drop", "name": "f"}, "no key of an executable"),
+        ({"kind": "drop", "name": "F" * 32}, "no key of an executable"),
+        ({"kind": "drop", "name": ["f" * 32]}, "no name that can be let go of"),
+        ({"kind": "drop", "name": "../../../etc/passwd"}, "no key of an executable"),
+        ({"kind": "sort", "column": "colour"}, "which is none of"),
     ],
 )
 def test_a_message_of_no_page_of_ours_drops_nothing(view, message, what):
@@ -210,7 +228,7 @@ def test_names_are_text_and_a_page_says_hello(view):
     assert repr(widget).startswith("<executables: the live view needs a kernel")
 
 
-@pytest.mark.parametrize("name", ["cache_view", "wait_view"])
+@pytest.mark.parametrize("name", ["live_view", "wait_view"])
 def test_the_pages_fetch_and_evaluate_nothing(name):
     static = resources.files("lazyviz").joinpath("static")
     page = static.joinpath(f"{name}.js").read_text("utf-8")

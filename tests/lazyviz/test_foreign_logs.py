@@ -13,9 +13,8 @@ import pytest
 import lazygraph as hlo
 import lazyviz
 from lazygraph.read.torch_ir import parse_ir
-from lazyviz.foreign import read
+from lazyviz.foreign import EvidenceError, Frame, read
 from lazyviz.foreign.debug_log import parse_debug_log
-from lazyviz.foreign.evidence import EvidenceError, Frame
 from lazyviz.foreign.program_dumps import Programs, parse_programs, read_xla_dump
 from lazyviz.foreign.tensors_dump import parse_tensors_dump
 from tests.harness import ROOT

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import lazyviz
 from lazygraph.numbers import time_text
 from lazyrt.observe.report import Report, Sample, Series, summarise
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from lazyviz.foreign.metrics_report import parse_quantity
 
 DATA = Path(__file__).parent.parent / "data"

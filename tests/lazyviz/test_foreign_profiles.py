@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lazyviz
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from lazyviz.foreign.xplane import Profile
 from lazyviz.timing import trace_file
 from tests.lazyviz.test_render_timeline import CELL

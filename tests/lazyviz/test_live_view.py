@@ -10,6 +10,7 @@ import lazyrt
 from lazyviz.inspection import live
 from lazyviz.inspection.live import LiveTable, live_table
 from lazyviz.inspection.protocol import RequestError
+from lazyviz.widgets import TableView
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -39,9 +40,7 @@ def table(used):
 
 @pytest.fixture
 def view(used):
-    from lazyviz.widgets import LiveView
-
-    made = LiveView(lazyrt, used)
+    made = TableView(LiveTable(lazyrt, used), shell=used)
     sent = []
     made.send = lambda content, buffers=None: sent.append(content)
     yield made, sent
@@ -49,7 +48,7 @@ def view(used):
 
 
 def names(html):
-    return re.findall(r"<tr[^>]*><td[^>]*>\d+</td><td>([^<]*)</td>", html)
+    return re.findall(r"<tr[^>]*><td[^>]*>\d+</td><td[^>]*>([^<]*)</td>", html)
 
 
 def ask(table, **request):
@@ -73,7 +72,7 @@ def test_a_click_on_a_head_sorts_and_a_second_turns_it_round(table):
     assert names(first["html"])[-1] == "small"
     assert names(second["html"])[0] == "small"
     assert (
-        'aria-sort="descending"><button type="button" data-kind="sort" data-column="name"'
+        'aria-sort="descending" class="lzl-wide"><button type="button" data-kind="sort" data-column="name"'
         in (second["html"])
     )
 
@@ -105,10 +104,10 @@ def test_a_result_is_let_go_at_once_and_a_variable_after_a_question(table, used)
 
 def test_requests_are_checked(table, used):
     for request_, part in [
-        (None, "no request that the live table knows"),
-        ({"kind": ["drop"]}, "no request that the live table knows"),
-        ({"kind": "sort", "column": "colour"}, "is no column"),
-        ({"kind": "sort", "column": ["size"]}, "is no column"),
+        (None, "no request that the table of live tensors knows"),
+        ({"kind": ["drop"]}, "no request that the table of live tensors knows"),
+        ({"kind": "sort", "column": "colour"}, "which is none of"),
+        ({"kind": "sort", "column": ["size"]}, "which is none of"),
         ({"kind": "drop"}, "is no name"),
         ({"kind": "drop", "name": "x" * 500}, "is no name"),
         ({"kind": "drop", "name": "__builtins__"}, "leads to no live tensor"),
@@ -174,7 +173,7 @@ def test_the_view_applies_what_is_asked(view, used):
 
 def test_the_table_follows_the_program_while_somebody_sees_it(view, used, monkeypatch):
     # On a busy machine a table takes longer than what is done by itself.
-    monkeypatch.setattr("lazyviz.widgets.MAX_AUTOMATIC_NS", 10**12)
+    monkeypatch.setattr("lazyviz.widgets._MAX_AUTOMATIC_NS", 10**12)
     widget, _ = view
     run(used, "another = torch.ones(5, device='lazyrt')")
     assert widget.stale
@@ -186,7 +185,7 @@ def test_the_table_follows_the_program_while_somebody_sees_it(view, used, monkey
     run(used, "third = torch.ones(6, device='lazyrt')")
     assert "third" in widget.table
 
-    widget._live.took_ns = 10**12
+    widget._table.took_ns = 10**12
     run(used, "fourth = torch.ones(7, device='lazyrt')")
     assert widget.stale
     assert "fourth" not in widget.table
@@ -196,9 +195,7 @@ def test_a_table_that_follows_each_cell_changes_nothing(lab):
     def program(look):
         lazyrt.mark_step()
         lazyrt.reset_counters()
-        from lazyviz.widgets import LiveView
-
-        widget = LiveView(lazyrt, lab) if look else None
+        widget = TableView(LiveTable(lazyrt, lab), shell=lab) if look else None
         if widget is not None:
             widget._handle_custom_msg({"kind": "visible", "visible": True}, [])
         prints = []

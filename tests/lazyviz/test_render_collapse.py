@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lazyviz.draw.boxes import draw_graph
-from lazyviz.draw.fold import collapse, fold_earlier, overview
+from lazyviz.draw.fold import collapse, fold_earlier, fold_repeats, overview
 from lazyviz.draw.model import (
     BACKWARD,
     Box,
@@ -13,7 +13,6 @@ from lazyviz.draw.model import (
     path_text,
     restrict,
 )
-from lazyviz.draw.repeats import fold_repeats
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from lazyviz.draw.boxes import draw_graph
 from lazyviz.draw.fold import collapse
-from lazyviz.draw.layered import place
-from lazyviz.draw.layout import engines, lay_out
+from lazyviz.draw.layout import engines, lay_out, place
 from lazyviz.draw.model import Box, DrawGraph, box_size
 from tests.lazyviz.ir_builder import perceptron, transformer
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import lazyrt
 import lazyviz
+from lazyviz.draw.fold import fold_repeats
 from lazyviz.draw.model import Box, DrawGraph
-from lazyviz.draw.repeats import fold_repeats
 
 
 def loop(kinds, rounds, wires=()):

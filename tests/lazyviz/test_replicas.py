@@ -12,7 +12,7 @@ from lazyviz.__main__ import main
 from lazyviz.divergence import sources
 from lazyviz.divergence.alignment import align, called
 from lazyviz.divergence.report import replicas
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign import EvidenceError
 from tests.harness import thinned
 from tests.lazyviz.records import BEGUN, barrier, read, write_record
 from tests.lazyviz.test_safety import Shape

@@ -26,7 +26,8 @@ from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.program_dumps import Programs
 from lazyviz.inspection import curves
 from lazyviz.inspection.comparison import DiffExplorer, DiffView, MinimisedView
-from lazyviz.inspection.live import Target, answer, live_doc, live_table, question
+from lazyviz.inspection.live import Target, live_doc, live_table, variable_question
+from lazyviz.inspection.protocol import answer
 from lazyviz.render import html
 from lazyviz.render.html import Section, page_html, timeline_script
 from lazyviz.render.notes import (
@@ -218,7 +219,7 @@ def pages(payload):
     targets = {1: [Target(name=payload, asks=True)]}
     yield "live", live_doc(live).to_html()
     yield "live table", live_table(live, targets, "size", reverse=False)
-    yield "live question", question(payload, 2, payload)
+    yield "live question", variable_question(payload, 2, payload)
     yield "live answer", answer(payload, failed=True)
     yield "table", Table([payload, "n"], [(payload, 1)]).to_html()
     section = Section(title=payload, body=html.muted(payload), anchor=payload)

@@ -144,30 +144,31 @@ def test_waits_executables_and_the_timeline(page):
     # The barrier joins the compile that went on; another one is as it was.
     assert "2.333" in run_cell(page, 3).inner_text()
 
-    # The table sorts by a click, and evicts after a second one, also while a cell runs.
+    # The table sorts by a click, and drops once that is confirmed, also while a cell runs.
     run_cell(page, 5)
-    page.wait_for_selector(".lzx-cache tbody tr", timeout=30_000)
+    page.wait_for_selector(".lzl-table tbody tr", timeout=30_000)
     assert not page.locator(".lzx-twin").first.is_visible()
-    page.locator(".lzx-cache th button", has_text="ops").click()
-    assert page.locator(".lzx-cache th[aria-sort=descending]").inner_text() == "ops"
+    page.locator(".lzl-table button[data-column=ops]").click()
+    head = page.locator(".lzl-table th[aria-sort=descending] button[data-column=ops]")
+    head.wait_for(timeout=20_000)
     ops = [
         int(n)
-        for n in page.locator(".lzx-cache tbody td:nth-child(3)").all_inner_texts()
+        for n in page.locator(".lzl-table tbody td:nth-child(3)").all_inner_texts()
     ]
     assert ops == sorted(ops, reverse=True)
-    page.wait_for_selector(".lzx-cache[data-concurrent=true]", timeout=20_000)
+    page.wait_for_selector(".lzl[data-concurrent=true]", timeout=20_000)
     busy = start_cell(page, 6)
-    rows = page.locator(".lzx-cache tbody tr").count()
-    evict = page.locator(".lzx-cache button[data-key]").first
-    evict.click()
-    assert evict.inner_text() == "really?"
-    evict.press("Enter")
+    rows = page.locator(".lzl-table tbody tr").count()
+    page.locator(".lzl-drop").first.click()
+    sure = page.locator(".lzl-note button[data-confirmed]")
+    sure.wait_for(timeout=20_000)
+    sure.press("Enter")
     page.wait_for_function(
-        "count => document.querySelectorAll('.lzx-cache tbody tr').length < count",
+        "count => document.querySelectorAll('.lzl-table tbody tr').length < count",
         arg=rows,
         timeout=20_000,
     )
-    assert "Dropped 1 executable" in page.locator(".lzx-note").inner_text()
+    assert "Dropped 1 executable" in page.locator(".lzl-note").inner_text()
     assert "[*]" in busy.locator(".jp-InputPrompt").inner_text()
 
     # The timeline zooms, while the cell above still runs or not; its picture needs no kernel.

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lazyviz.shell import wait_view
+from lazyviz import widgets
 from lazyviz.shell.progress import Progress
 from lazyviz.timing.compile_time import Expected, Wait
 from tests.lazyviz import fakes
@@ -25,7 +25,7 @@ WAIT = Wait(
 
 @pytest.fixture
 def view():
-    made = wait_view.WaitView()
+    made = widgets.WaitView()
     yield made
     made.close()
 
@@ -33,7 +33,7 @@ def view():
 @pytest.fixture
 def interrupts(monkeypatch):
     calls: list[int] = []
-    monkeypatch.setattr(wait_view, "interrupt", lambda: calls.append(1))
+    monkeypatch.setattr(widgets, "interrupt", lambda: calls.append(1))
     return calls
 
 
@@ -82,7 +82,7 @@ def test_a_click_that_comes_too_late_interrupts_nothing(view, interrupts):
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
 def test_an_interrupt_wakes_the_main_thread_from_a_wait():
-    threading.Timer(0.2, wait_view.interrupt).start()
+    threading.Timer(0.2, widgets.interrupt).start()
     started = time.monotonic()
 
     with pytest.raises(KeyboardInterrupt):

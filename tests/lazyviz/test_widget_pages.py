@@ -3,7 +3,8 @@
 import random
 from dataclasses import replace
 from itertools import product
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 
@@ -15,11 +16,12 @@ from lazyviz.draw import panel, svg
 from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import BACKWARD, Box, DrawGraph, Kind
 from lazyviz.draw.svg import legend_svg
-from lazyviz.inspection import tables
 from lazyviz.inspection.comparison import DiffExplorer, DiffView
-from lazyviz.inspection.live import Target, answer, live_table, question
-from lazyviz.render.html import markup
+from lazyviz.inspection.live import LiveTable, Target, live_table, variable_question
+from lazyviz.inspection.protocol import answer
+from lazyviz.inspection.tables import CacheTable
 from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.widgets import TableView, WaitView
 from tests.lazyviz import test_safety
 from tests.lazyviz.poisoned import timeline_of
 from tests.lazyviz.widget_pages import (
@@ -39,10 +41,11 @@ WIDGETS = (
     "diff",
     "live_view",
     "wait_view",
-    "cache_view",
+    "executables",
     "timeline_view",
 )
-PAGES = {"diff": "graph_view"}  # a diff is carried by the graph's page
+# A diff is carried by the graph's page, executables by that of live tensors.
+PAGES = {"diff": "graph_view", "executables": "live_view"}
 
 
 def state(name, text):
@@ -75,7 +78,7 @@ def state(name, text):
         report = test_safety.live_report(text)
         targets = {1: [Target(name=text, asks=True)]}
         table = live_table(report, targets, "size", reverse=False)
-        note = question(text, 2, text) + answer(text, failed=True)
+        note = variable_question(text, 2, text) + answer(text, failed=True)
         return {
             "title": text,
             "table": table,
@@ -88,15 +91,27 @@ def state(name, text):
             "number": 1, "active": True, "what": text, "phase": "compile", "where": text,
             "elapsed_ms": 2_000.0, "expected_ms": 8_000.0, "expected": text,
         }  # fmt: skip
-    head = "".join(
-        f"<th><button type=button data-sort={k}>{k}</button></th>" for k in (0, 1)
-    )
-    row = markup(text)
-    cell = f'<td data-v="{row}">{row}</td><td><button type="button" data-key="{row}">evict</button></td>'
-    table = (
-        f"<table><thead><tr>{head}</tr></thead><tbody><tr>{cell}</tr></tbody></table>"
-    )
-    return {"table": table, "note": text, "twin": text}
+    entry = executable(holds=text, line=text)
+    runtime: Any = SimpleNamespace(cached_executables=lambda: (entry,))
+    told = CacheTable(runtime).table()
+    return {
+        "title": told["title"],
+        "table": told["html"],
+        "note": answer(text),
+        "what": "executables",
+        "twin": text,
+    }
+
+
+def executable(**changes):
+    """Return an executable with large numbers."""
+    values: dict[str, Any] = {
+        "key": "0" * 32, "holds": "step graph 795080fb", "nodes": 1_360, "tier": "optimised",
+        "line": "cell 12 line 23", "nbytes": 12_345_678, "age_s": 90.0, "unused_s": 86_400.0,
+        "in_memory": True, "on_disk": True, "compile_ns": 12_345_000_000, "hits": 1_234,
+        "is_usable": True,
+    }  # fmt: skip
+    return CachedExecutable(**(values | changes))
 
 
 def diff_state(text):
@@ -149,7 +164,7 @@ def raw(name, text):
         "diff": ("panel", "svg", "legend"),
         "live_view": ("table", "note"),
         "timeline_view": (),
-        "cache_view": ("table",),
+        "executables": ("table", "note"),
     }.get(name, ())
     picture = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><text>{}</text></svg>'
     return {
@@ -281,7 +296,7 @@ def test_high_contrast_and_a_zoom_of_200_percent_lose_nothing(tab, name):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", ["live_view", "cache_view"])
+@pytest.mark.parametrize("name", ["live_view", "executables"])
 def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
     """600 px of JupyterLab leave 484 to an output."""
     told = state(name, "")
@@ -291,20 +306,16 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
         held = replace(row, names=(weight,), holders=(Name(weight, "module"),))
         report = LiveReport(rows=(held,), step=12_345, growth=(), waiting=())
         told["table"] = live_table(report, {}, "size", reverse=False)
-    if name == "cache_view":
-        entry = CachedExecutable(
-            key="0" * 32, holds="step graph 795080fb", nodes=1_360, tier="optimised",
-            line="cell 12 line 23", nbytes=12_345_678, age_s=90.0, unused_s=86_400.0,
-            in_memory=True, on_disk=True, compile_ns=12_345_000_000, hits=1_234,
-            is_usable=True,
-        )  # fmt: skip
-        told["table"] = tables.live_html([entry])
-    scroll = {"live_view": ".lzl-scroll", "cache_view": ".lzx-host"}[name]
-    mount(tab, name, told)
+    if name == "executables":
+        runtime: Any = SimpleNamespace(cached_executables=lambda: (executable(),))
+        told["table"] = CacheTable(runtime).table()["html"]
+    mount(tab, "live_view", told)
     wide = tab.viewport_size
     tab.set_viewport_size({"width": 484, "height": 700})
     try:
-        found = tab.locator(scroll).evaluate("e => [e.scrollWidth, e.clientWidth]")
+        found = tab.locator(".lzl-scroll").evaluate(
+            "e => [e.scrollWidth, e.clientWidth]"
+        )
     finally:
         tab.set_viewport_size(wide)
 
@@ -313,7 +324,7 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
 
 @pytest.mark.browser
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["graph_view", "diff", "live_view", "cache_view"])
+@pytest.mark.parametrize("name", ["graph_view", "diff", "live_view", "executables"])
 def test_a_question_mark_tells_the_keys(tab, name):
     """A help overlay in each view that has keys, by button and by key."""
     mount(tab, PAGES.get(name, name), state(name, "harmless"))
@@ -392,8 +403,6 @@ def messages(seed, count):
 def widgets(lab):
     """One widget of each kind, with what each sends."""
     from lazyviz.inspection import explorer
-    from lazyviz.shell.wait_view import WaitView
-    from lazyviz.widgets import CacheView, LiveView
 
     lab.run_cell(
         "a = torch.ones(2, device='lazyrt')\nlazyrt.mark_step()\nb = a * 2 + 1"
@@ -401,8 +410,8 @@ def widgets(lab):
     made = [
         explorer.explore(lab.user_ns["b"]).widget,
         DiffView(test_safety.difference("x"))._widget(),
-        LiveView(lazyrt, lab),
-        CacheView(lazyrt),
+        TableView(LiveTable(lazyrt, lab), shell=lab),
+        TableView(CacheTable(lazyrt)),
         WaitView(),
     ]
     yield made
@@ -414,10 +423,8 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
     lab, widgets, monkeypatch, caplog
 ):
     """Wrong types, huge numbers, missing keys, bombs of nested lists."""
-    from lazyviz.shell import wait_view
-
     interrupts: list[int] = []
-    monkeypatch.setattr(wait_view, "interrupt", lambda: interrupts.append(1))
+    monkeypatch.setattr("lazyviz.widgets.interrupt", lambda: interrupts.append(1))
     before = lazyrt.pending_graph().fingerprint
     names = sorted(name for name in lab.user_ns if not name.startswith("_"))
     kept = {entry.key for entry in lazyrt.cached_executables()}
@@ -427,7 +434,7 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
         for message in messages(type(widget).__name__, 400):
             widget._received(widget, message, [])
         # Each is answered, most by a refusal; what a page is told stays small.
-        assert len(said) >= (250 if not isinstance(widget, wait_view.WaitView) else 0)
+        assert len(said) >= (250 if not isinstance(widget, WaitView) else 0)
         assert max((len(repr(each)) for each in said), default=0) < 4_000
 
     assert not caplog.records  # nothing but refusals that were meant

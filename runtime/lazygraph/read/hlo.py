@@ -156,11 +156,8 @@ class FrameTables:
 def with_lines(hlo: str, called: Callable[[str], str]) -> str:
     """Return HLO text in which each instruction names the user's line, without the tables.
 
-    XLA names the line of the text that it was given, and the user's only in its tables.
-
-    Args:
-        hlo: The text as XLA prints it.
-        called: Returns what the reader knows a file as, such as `cell 3`.
+    XLA names the line of the text that it was given, and the user's only in its tables. `called`
+    returns what the reader knows a file as, such as `cell 3`.
     """
     tables = FrameTables()
     kept: list[str] = []

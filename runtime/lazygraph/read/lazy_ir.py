@@ -278,12 +278,7 @@ _KINDS = {prefix: kind for kind, prefix in LEAF_PREFIXES.items()}
 
 
 def graph(text: str) -> Graph:
-    """Return the graph of one IR text.
-
-    Raises:
-        HloSyntaxError: A line is no node, reads what no line above defines, or the last line,
-            `return ...`, is missing.
-    """
+    """Return the graph of one IR text."""
     reader = _TextReader()
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and reader.read(line.rstrip(), number):

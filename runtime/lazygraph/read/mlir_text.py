@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _FUNCTION = re.compile(
-    r'^[ \t]*"?func\.func"?\s+(?:(public|private|nested)\s+)?@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
+    r'^[ \t]*"?func\.func"?\s+(?:(?:public|private|nested)\s+)?@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
     re.MULTILINE,
 )
 _GENERIC = re.compile(r'^[ \t]*"(?:builtin\.module|func\.func)"(?=\()', re.MULTILINE)
@@ -65,7 +65,6 @@ class Function:
         arguments: The text between the parentheses of its head.
         body: Its statements.
         line: Line of its head, from 1.
-        is_public: Whether it says so.
         results: The text after its arrow: types and notes of what it returns.
         given: Its inputs, where they are known already, as `arguments` gives them.
     """
@@ -74,7 +73,6 @@ class Function:
     arguments: str
     body: tuple[Statement, ...]
     line: int
-    is_public: bool
     results: str = ""
     given: tuple[tuple[str, str, str, str], ...] = ()
 
@@ -84,11 +82,7 @@ class Function:
 
 
 def functions(text: str) -> list[Function]:
-    """Return the functions of an MLIR module.
-
-    Raises:
-        HloSyntaxError: Brackets do not pair up: the text is cut off or edited.
-    """
+    """Return the functions of an MLIR module."""
     return [_function(text, found) for found in _FUNCTION.finditer(text)]
 
 
@@ -194,27 +188,21 @@ def _function(text: str, found: re.Match[str]) -> Function:
         )
         raise HloSyntaxError(message, *position(text, found.start()))
     end = closing(text, start)
-    name, given = found[2].strip('"'), text[start + 1 : end - 1]
+    name, given = found[1].strip('"'), text[start + 1 : end - 1]
     body = _body_start(text, end)
     if body < 0:
-        return Function(name, given, (), line, is_public=False)
+        return Function(name, given, (), line)
     stop = _body_end(text, body)
     first = text.count("\n", 0, body) + 1
     rows = tuple(statements(text[body + 1 : stop - 1], first))
-    is_public = found[1] == "public" or found[1] is None
     results = text[end:body].partition("->")[2]
-    return Function(name, given, rows, line, is_public, results)
+    return Function(name, given, rows, line, results)
 
 
 def block(
     text: str, line: int
 ) -> tuple[list[tuple[str, str, str, str]], tuple[Statement, ...]]:
-    """Return the arguments and the operations of a region of one block, braces and all.
-
-    Args:
-        text: The region.
-        line: In which line of the file it starts.
-    """
+    """Return the arguments and the operations of a region of one block, braces and all."""
     found = _BLOCK.match(text, 1)
     if found is None:
         return [], tuple(statements(text[1:-1], line))
@@ -269,11 +257,7 @@ def _body_start(text: str, at: int) -> int:
 
 
 def statements(body: str, line: int) -> Iterator[Statement]:
-    """Yield the operations of a text; one with regions is one.
-
-    Raises:
-        HloSyntaxError: The brackets of one do not pair up.
-    """
+    """Yield the operations of a text; one with regions is one."""
     lines = body.split("\n")
     lines.append("")
     at, end = 0, len(lines) - 1
@@ -399,10 +383,7 @@ def literal_of(body: str) -> str | None:
 def attributes_of(op: str, body: str, symbol: Callable[[re.Match[str]], str]) -> str:
     """Return what is left of a statement without operands, types and what does not matter.
 
-    Args:
-        op: Its name, such as `stablehlo.add`.
-        body: The rest of it, `%` for each operand.
-        symbol: Gives what stands for a name such as `@main`.
+    Its body has `%` for each operand; `symbol` gives what stands for a name such as `@main`.
     """
     text = _without_noise(body, keeps_config="custom_call" in op)
     if "@" in text:
@@ -517,7 +498,7 @@ def region_function(
 ) -> Function:
     """Return a region as a function of its block's arguments, else of what the head gives it."""
     given, rows = block(text, line)
-    return Function(name, "", rows, line, is_public=False, given=tuple(given or inputs))
+    return Function(name, "", rows, line, given=tuple(given or inputs))
 
 
 def bound_by(body: str, knows: Callable[[str], bool]) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -74,15 +75,11 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
 
 
 def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
-    """Return the text in a file's bytes: unpacked, and that of a proto.
-
-    Raises:
-        HloError: It is packed and damaged, or is no text.
-    """
+    """Return the text in a file's bytes: unpacked, and that of a proto."""
     data = unpacked(data, source)
     if looks_like_proto(data):
         return text_of_proto(data, source)
-    if b"\0" in data and not wide_coding(data):
+    if b"\0" in data and not is_wide(data):
         start = " ".join(f"{byte:02x}" for byte in data[:8])
         raise HloSyntaxError(
             f"it holds bytes that no text has, and begins with {start}. Give a dump of HLO or "
@@ -93,11 +90,7 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
 
 
 def unpacked(data: bytes, source: str) -> bytes:
-    """Return a file's bytes as they were before gzip packed them, if it did.
-
-    Raises:
-        HloError: They are damaged, or too many.
-    """
+    """Return a file's bytes as they were before gzip packed them, if it did."""
     if not data.startswith(_GZIP):
         return data
     try:
@@ -142,8 +135,8 @@ def readable(text: str | bytes) -> str:
         'HloModule m\n}'
     """
     if isinstance(text, bytes):
-        # Some editors save two bytes for each character.
-        text = text.decode(wide_coding(text) or "utf-8", "replace")
+        # Some shells and editors save two bytes for each character.
+        text = text.decode("utf-16" if is_wide(text) else "utf-8", "replace")
     text = text.removeprefix("\ufeff")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -196,11 +189,7 @@ def read(path: str | Path, *, module: str | int = "") -> Graph:
 
 
 def text_of_file(path: str | Path) -> str:
-    """Return the text in a file, packed or not, and that of a proto.
-
-    Raises:
-        HloError: There is no such file, or it holds no text.
-    """
+    """Return the text in a file, packed or not, and that of a proto."""
     return readable(text_of_bytes(_bytes_of(Path(path)), str(path)))
 
 
@@ -408,25 +397,9 @@ def _module_of_graph(graph: Graph) -> HloModule:
 # -------------------------------------------------------- what the bytes of a file are
 
 
-_PROBE = 64
-
-
-def wide_coding(data: bytes) -> str:
-    """Return the coding of text in two bytes for each character; empty for other text.
-
-    Example:
-        >>> wide_coding("HloModule".encode("utf-16-le")), wide_coding(b"HloModule")
-        ('utf-16-le', '')
-    """
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    start = data[:_PROBE]
-    if len(start) >= 4:  # noqa: PLR2004 - two characters
-        if not any(start[1::2]) and all(start[::2]):
-            return "utf-16-le"
-        if not any(start[::2]) and all(start[1::2]):
-            return "utf-16-be"
-    return ""
+def is_wide(data: bytes) -> bool:
+    """Return whether it is text of two bytes for each character, as its mark at the start says."""
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 # HLO protos to text, by XLA itself, in a process of its own.

@@ -379,11 +379,7 @@ class FunctionReader:
         return digest
 
     def region(self, order: dict[int, int]) -> Graph:
-        """Return the graph of a region.
-
-        Args:
-            order: Nodes outside that the operation's regions read, numbered; this one's join.
-        """
+        """Return the graph of a region; the nodes outside that it reads join `order`."""
         self._builder.name = self._function.name
         self.walk()
         self._returned = self._returned or []

@@ -56,11 +56,7 @@ class IrNode:
 
 
 def graphs(text: str) -> list[Graph]:
-    """Return the graphs of every `IR { ... }` in a text.
-
-    Raises:
-        HloSyntaxError: A line is no node, or the last graph is cut off.
-    """
+    """Return the graphs of every `IR { ... }` in a text."""
     found = []
     for number, start in enumerate(START.finditer(text)):
         end = text.find("\n}", start.end())
@@ -98,16 +94,7 @@ def _graph(nodes: Iterable[IrNode], name: str) -> Graph:
 
 
 def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
-    """Return the nodes of an IR graph in text form.
-
-    Args:
-        text: From `IR {` to the closing brace.
-        line: Number of its first line in the file, for errors.
-
-    Raises:
-        HloSyntaxError: It does not follow the form, uses a node before it is there, or has
-            no end.
-    """
+    """Return the nodes of an IR graph in text form, whose first line has a number in its file."""
     nodes: dict[int, IrNode] = {}
     for number, row in _rows(text, line, "IR {"):
         node = _node(row, number)
@@ -117,11 +104,7 @@ def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
 
 
 def parse_dot(text: str, line: int = 1) -> tuple[IrNode, ...]:
-    """Return the nodes of an IR graph in DOT form, in which edges follow the nodes.
-
-    Raises:
-        HloSyntaxError: It does not follow the form, an edge ends nowhere, or it has no end.
-    """
+    """Return the nodes of an IR graph in DOT form, in which edges follow the nodes."""
     labels: dict[int, tuple[int, str]] = {}
     edges: dict[int, list[tuple[int, int, int]]] = {}
     for number, row in _rows(text, line, "digraph G {"):
