@@ -107,9 +107,9 @@ def _begin_file(item: pytest.Item) -> None:
 
     Who holds a tensor is searched for in all modules of the user: 0.1 s a time in hundreds of files of tests.
     """
-    global _last_file  # noqa: PLW0603 - the file of the test before
+    global _last_file, _imported
     if item.path != _last_file:
-        _last_file = item.path
+        _last_file, _imported = item.path, 0
         for name, module in _test_files.items():
             if module.__file__ == str(item.path):
                 sys.modules[name] = module
