@@ -31,24 +31,6 @@ class Cnn(nn.Module):
         return self.head(self.body(x).flatten(1))
 
 
-class Vit(nn.Module):
-    def __init__(self, width=16):
-        super().__init__()
-        self.patches = nn.Conv2d(1, width, 4, stride=4)
-        self.position = nn.Parameter(0.1 * torch.randn(1, 5, width))
-        self.token = nn.Parameter(0.1 * torch.randn(1, 1, width))
-        self.encoder = nn.TransformerEncoderLayer(
-            width, 2, 32, dropout=0.0, activation="gelu", batch_first=True
-        )
-        self.head = nn.Linear(width, 4)
-
-    def forward(self, x):
-        patches = self.patches(x).flatten(2).transpose(1, 2)
-        token = self.token.expand(x.shape[0], -1, -1)
-        tokens = torch.cat([token, patches], 1) + self.position
-        return self.head(self.encoder(tokens)[:, 0])
-
-
 def classifier(model_class, shape, dropout=0.0):
     """Return a model and `loss(model, batch)`, and the batches as a function of the step."""
     torch.manual_seed(1)
@@ -72,10 +54,6 @@ def mlp():
 
 def cnn():
     return classifier(Cnn, (1, 8, 8))
-
-
-def vit():
-    return classifier(Vit, (1, 8, 8))
 
 
 def _tokens(step):
@@ -121,4 +99,4 @@ def gpt2():
     return model, lambda model, b: model(b[0], labels=b[0]).loss, _tokens
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "vit": vit, "bert": bert, "gpt2": gpt2}
+MODELS = {"mlp": mlp, "cnn": cnn, "bert": bert, "gpt2": gpt2}

@@ -6,8 +6,6 @@ import pytest
 
 from tests.conftest import find_browser
 from tests.lazyviz.labs import (
-    LAB,
-    NOTEBOOK,
     new_tab,
     open_notebook,
     run_cell,
@@ -234,10 +232,9 @@ def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
     assert form.input_value() == "ir"
 
 
-@pytest.mark.parametrize("front", [LAB, NOTEBOOK], ids=lambda front: front.name)
-def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page, front):
+def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page):
     """Where the script of a static page is not run, as in an output."""
-    open_notebook(page, page.server, "diff.ipynb", front)
+    open_notebook(page, page.server, "diff.ipynb")
     for index in range(len(DIFF)):
         run_cell(page, index)
     shown = page.locator(".jp-Notebook .jp-CodeCell").nth(2)
@@ -255,7 +252,7 @@ def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page, front):
     panel.locator(".lzg-way button").first.click()  # what it comes from, on both sides
     same = panel.get_by_text("aten.tanh.default: the same in both")
     same.wait_for(timeout=30_000)
-    screenshot(shown, f"{front.name}-diff")
+    screenshot(shown, "lab-diff")
 
     timeline = page.locator(".jp-Notebook .jp-CodeCell").nth(3)
     timeline.locator(".lzt-view svg").wait_for(timeout=30_000)

@@ -36,18 +36,20 @@ CELLS = [
 PREPARED = (0, 1, 2)
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
+in_lab = pytest.mark.parametrize("front", [LAB], ids=["lab"], indirect=True)
 
 
 @pytest.fixture(scope="module")
 def visit(jupyter, tmp_path_factory):
-    """Yield a tab of a server with a pair of notebooks for each front end."""
+    """Yield a tab of a server with a notebook for each front end, and a second one for JupyterLab."""
     from tests.conftest import find_browser
 
     folder, _ = jupyter
     for front in (LAB, NOTEBOOK):
-        one, two = ([cell.replace("SHIFT", n) for cell in CELLS] for n in "49")
+        one = [cell.replace("SHIFT", "4") for cell in CELLS]
         write_notebook(folder / f"{front.name}-one.ipynb", one)
-        write_notebook(folder / f"{front.name}-two.ipynb", two[:3])
+    two = [cell.replace("SHIFT", "9") for cell in CELLS[:3]]
+    write_notebook(folder / "lab-two.ipynb", two)
     with visiting(find_browser(), jupyter, tmp_path_factory.mktemp("fronts")) as tab:
         yield tab
 
@@ -184,6 +186,7 @@ def test_a_click_is_answered_while_a_cell_runs_and_an_interrupt_is_told(page, fr
     screenshot(page, f"{front.name}-interrupted")
 
 
+@in_lab
 def test_a_reloaded_page_has_the_strips_and_the_graph_answers_again(page, front):
     command(page, "docmanager:save")
     page.reload()
@@ -198,6 +201,7 @@ def test_a_reloaded_page_has_the_strips_and_the_graph_answers_again(page, front)
     screenshot(page, f"{front.name}-reloaded")
 
 
+@in_lab
 def test_a_saved_notebook_from_somebody_else_shows_everything(page, front):
     command(page, "docmanager:save")
     page.wait_for_timeout(500)
@@ -279,34 +283,26 @@ CONTRASTS = """() => {
 
 
 @contextlib.contextmanager
-def beside(page, front):
+def beside(page, name):
     """Yield a second notebook, with a kernel of its own, next to the first."""
-    name = f"{front.name}-two.ipynb"
-    if front is NOTEBOOK:  # one notebook in a tab
-        other = page.context.new_page()
-        open_notebook(other, page.server, name, front)
-        window = other
-    else:
-        command(page, "docmanager:open", path=name, options={"mode": "split-right"})
-        other, window = page.locator(".jp-NotebookPanel").nth(1), page
-        wait_until_idle(page)
-    command(window, "notebook:run-all-cells")
+    command(page, "docmanager:open", path=name, options={"mode": "split-right"})
+    other = page.locator(".jp-NotebookPanel").nth(1)
+    wait_until_idle(page)
+    command(page, "notebook:run-all-cells")
     other.locator(".lzg-host svg").wait_for(timeout=60_000)
     try:
         yield other
-        screenshot(window, f"{front.name}-side-by-side")
+        screenshot(page, "lab-side-by-side")
     finally:
-        if front is NOTEBOOK:
-            other.close()
-        else:
-            command(page, "docmanager:open", path=name)  # it has the focus again
-            command(page, "docmanager:save")
-            command(page, "application:close")
+        command(page, "docmanager:open", path=name)  # it has the focus again
+        command(page, "docmanager:save")
+        command(page, "application:close")
 
 
+@in_lab
 def test_two_notebooks_side_by_side_keep_to_themselves(page, front):
     first = page.locator(".jp-NotebookPanel").nth(0)
-    with beside(page, front) as second:
+    with beside(page, "lab-two.ipynb") as second:
         assert value_of(second, "aten.sum") == 3.0
         assert value_of(first, "aten.sum") == 28.0
         assert "28." not in second.locator(".lzg-panel").inner_text()

@@ -488,10 +488,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 if __name__ == "__main__":
     data = TensorDataset(torch.ones(4, 2))
-    for context in ("spawn", "fork"):
-        for (batch,) in DataLoader(data, 4, num_workers=1, multiprocessing_context=context):
-            kept = batch.to("lazyrt") * 2
-        lazyrt.mark_step()
+    for (batch,) in DataLoader(data, 4, num_workers=1, multiprocessing_context="fork"):
+        kept = batch.to("lazyrt") * 2
+    lazyrt.mark_step()
 """
 
 
@@ -503,20 +502,17 @@ def test_the_workers_of_a_loader_are_no_replicas(tmp_path):
 
 
 WORKING = """
-import multiprocessing, os
+import multiprocessing
 import torch, lazyrt
 
-def work(rank):
-    if rank:
-        os.environ["RANK"] = rank
+def work():
     (torch.ones(2, device="lazyrt") * 3).tolist()
 
 if __name__ == "__main__":
-    work("")
-    for rank in ("", "7"):
-        other = multiprocessing.get_context("spawn").Process(target=work, args=(rank,))
-        other.start()
-        other.join()
+    work()
+    other = multiprocessing.get_context("spawn").Process(target=work)
+    other.start()
+    other.join()
 """
 
 
@@ -525,8 +521,7 @@ def test_a_worker_that_has_its_rank_from_its_parent_is_no_later_run_of_it(tmp_pa
     run_recorded(tmp_path, WORKING)
 
     names = sorted(p.name for p in (tmp_path / "steps").glob("*.jsonl"))
-    assert names[:2] == ["replica-0.jsonl", "replica-7.jsonl"]
-    assert [name[:11] for name in names[2:]] == ["replica-pid"]
+    assert [name[:11] for name in names] == ["replica-0.j", "replica-pid"]
 
 
 @pytest.mark.slow

@@ -118,5 +118,5 @@ import lazyrt
 print(gc.isenabled(), gc.get_freeze_count() > 0, gc.get_threshold()[1:])
 """
     assert run_python(program.format(before=""), anew=True) == "True False (10, 10)"
-    frozen = run_python(program.format(before="gc.freeze(); gc.disable()"), anew=True)
+    frozen = run_python(program.format(before="gc.freeze(); gc.disable()"))
     assert frozen == "False True (10, 10)"

@@ -95,19 +95,23 @@ print(len(told), end="")
 @needs_fork
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "warnings_of_jax"),
+    ("program", "anew", "warnings_of_jax"),
     [
-        ("import torch, lazyrt" + USE_LAZYRT + OWN_RULE + FORK + USE_JAX + FORK, "01"),
-        (USE_JAX + "import torch, lazyrt" + USE_LAZYRT + FORK, "1"),
-        ("import torch, lazyrt" + USE_JAX + USE_LAZYRT + FORK, "1"),
+        (
+            "import torch, lazyrt" + USE_LAZYRT + OWN_RULE + FORK + USE_JAX + FORK,
+            True,
+            "01",
+        ),
+        (USE_JAX + "import torch, lazyrt" + USE_LAZYRT + FORK, False, "1"),
+        ("import torch, lazyrt" + USE_JAX + USE_LAZYRT + FORK, False, "1"),
     ],
     ids=["lazyrt alone, then jax", "jax before", "jax between"],
 )
 def test_jax_warns_of_a_fork_only_in_a_program_that_uses_jax_itself(
-    program, warnings_of_jax
+    program, anew, warnings_of_jax
 ):
     """A DataLoader with workers prints nothing, and the user's own jax program is told as ever."""
-    assert run_python(program, anew=True).splitlines()[-1] == warnings_of_jax
+    assert run_python(program, anew=anew).splitlines()[-1] == warnings_of_jax
 
 
 def sent(tensor):
