@@ -134,10 +134,10 @@ def stop_at_nan(*, on: bool = True) -> None:
     """End a loop at the first step whose loss or weights are not finite; `%lazy nan on`.
 
     `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights are
-    as before that step, whose values can be explored. It comes with a read of what the step has made, or
-    at the next barrier, after a hundred steps a quarter of a second later; weights that reach no loss, such as a row of an embedding, end the loop within
-    a hundred steps or a second, or where they are read. A step that `GradScaler` leaves out ends none. Steps run again for
-    the weights of before; graphs and executables stay as they are.
+    as before that step, whose values can be explored. It comes with a read of what the step has made, with
+    `wait()`, or at a barrier a tenth of a second later; for weights that reach no loss, such as a row of an
+    embedding, a window of a hundred steps or more later. A step that `GradScaler` leaves out ends none.
+    Steps run again for the weights of before; graphs and executables stay as they are.
 
     Args:
         on: False lets steps run again whatever they compute.

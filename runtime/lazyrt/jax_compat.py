@@ -767,7 +767,7 @@ def copy(array: Array) -> Array:
 
 
 def copies(arrays: Sequence[Array]) -> list[Array]:
-    """Return copies of device arrays, made by one execution: for what is copied each step."""
+    """Return copies of device arrays, made by one execution: for what is copied again and again."""
     with scope():
         data: list[Array] = _copier()(list(arrays))
     return data
@@ -778,8 +778,8 @@ def _copier() -> Any:
     return jax.jit(lambda arrays: [jnp.copy(each) for each in arrays])
 
 
-def block(array: Array) -> None:
-    """Wait until an array is computed; Ctrl-C gets through."""
+def block(array: Array | Sequence[Array]) -> None:
+    """Wait until an array, or each of several, is computed; Ctrl-C gets through."""
     jax.block_until_ready(array)
 
 

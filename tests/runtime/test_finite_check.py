@@ -20,7 +20,7 @@ pytestmark = pytest.mark.lazy_only("is about whole steps")
 def clean(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
     monkeypatch.setattr(finite_check, "_PAUSE_NS", 0)  # each step is asked
-    monkeypatch.setattr(kept_steps, "_MIN_NS", 0)  # steps are counted
+    monkeypatch.setattr(kept_steps, "_MIN_TIMES", 0)  # steps are counted
     lazyrt.mark_step()
     lazyrt.clear_caches()
     lazyrt.reset_counters()
@@ -176,6 +176,29 @@ def test_one_step_in_a_hundred_copies_what_it_overwrites():
     copied = [kept_steps.kept_values().copied_bytes for _ in training(205)]
 
     assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 101, 201]
+
+
+def test_a_window_lasts_many_times_as_long_as_its_copies_which_are_one_execution_later(
+    monkeypatch,
+):
+    now, at_once = [0], []
+    separate = kept_steps.copy_on_donate.separate
+
+    def copies(positions, **how):
+        now[0] += 1
+        at_once.append(how["at_once"])
+        separate(positions, **how)
+
+    clock = SimpleNamespace(monotonic_ns=lambda: now[0])
+    monkeypatch.setattr(kept_steps, "time", clock)
+    monkeypatch.setattr(kept_steps.copy_on_donate, "separate", copies)
+    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_MIN_TIMES", 10)
+    lazyrt.config.stop_at_nan = True
+    copied = [kept_steps.kept_values().copied_bytes for _ in training(25)]
+
+    assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 11, 21]
+    assert [k for k, is_one in enumerate(at_once) if is_one] == [10, 20]
 
 
 def test_steps_that_ranks_run_together_keep_all_their_inputs(monkeypatch):
@@ -426,7 +449,6 @@ NEVER = 10**18
 
 def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(finite_check, "_EACH", 0)
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     asked: list[int] = []
     are_finite = finite_check._are_finite
@@ -448,7 +470,6 @@ def test_a_step_that_was_not_asked_is_found_by_the_next_question_or_wait(
     bad_at, most, monkeypatch
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(finite_check, "_EACH", 0)
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", most)
     expected = noisy_training(bad_at, bad_at=None)
     lazyrt.config.stop_at_nan = True
@@ -464,7 +485,6 @@ def test_a_bad_loss_of_a_step_that_was_not_asked_is_found_though_weights_are_fin
     holds, monkeypatch
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(finite_check, "_EACH", 0)
     lazyrt.config.stop_at_nan = True
     losses: list[Any] = []
 
@@ -493,7 +513,6 @@ def test_a_loss_that_is_overwritten_before_the_next_question_counts_as_it_was(
     monkeypatch,
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(finite_check, "_EACH", 0)
 
     def run(*, is_on):
         lazyrt.clear_caches()

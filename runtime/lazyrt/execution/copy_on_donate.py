@@ -135,11 +135,11 @@ def to_copy(positions: Sequence[int]) -> int:
     return sum(pending.inputs[position].nbytes for position in copied)
 
 
-def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
+def separate(positions: Sequence[int], *, at_once: bool = False) -> None:
     """Make each of the inputs that are about to be given away the step's own.
 
-    Who shares one gets a copy; of one that is being read, the step itself does. With `each_step`
-    the like is copied in each step, which is worth an executable.
+    Who shares one gets a copy; of one that is being read, the step itself does. `at_once` lets one
+    execution make all the copies, for what is copied again and again.
     """
     for position in _read(positions):
         with memory.explained("a copy of what was shown"):
@@ -153,8 +153,8 @@ def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
     with memory.explained("a copy of what was shown"):
         arrays = [pending.inputs[position] for position in shared]
         # One program runs on one set of devices.
-        at_once = each_step and not sharding.in_use
-        made = jax_compat.copies(arrays) if at_once else map(jax_compat.copy, arrays)
+        is_one = at_once and not sharding.in_use
+        made = jax_compat.copies(arrays) if is_one else map(jax_compat.copy, arrays)
         copies = list(made)
     for copy, (buffers, places) in zip(copies, shared.values(), strict=True):
         for buffer in buffers:

@@ -310,7 +310,7 @@ def _run_whole(
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
-            copy_on_donate.separate(donated, each_step=kept_steps.are_whole())
+            kept_steps.separate(donated)
             if plan.placements is not None:
                 _spread(plan)
             results = run_plan(plan)

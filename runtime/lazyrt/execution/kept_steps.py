@@ -7,8 +7,7 @@ what it computed then.
 
 `config.stop_at_nan` needs the inputs of a step once that has run. So of the steps of a window, the
 first keeps all its inputs and each other one what none of them has made: run again, they make the rest.
-A step writes all that a copy of what it overwrites would, and small copies take some milliseconds: one in
-a hundred steps, and in a second, takes a hundredth of their time at most.
+Only the first copies what it overwrites, which takes a two hundredth of its window's time at most.
 
 Everything here is called with the runtime's lock held.
 """
@@ -21,6 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.numbers import plural, size_text
+from lazyrt import jax_compat
 from lazyrt.config import config, follow
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import copy_on_donate, replicas
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     Source = tuple[int, int]  # number of a step, and of one of its results
     Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
 
-# Of a window, which lasts until both have passed.
-_MIN_STEPS, _MIN_NS = 100, 1_000_000_000
+# A window lasts so many steps, and so many times as long as the copies of its first one took.
+_MIN_STEPS, _MIN_TIMES = 100, 200
 
 
 class _Arrays:
@@ -98,14 +98,14 @@ class KeptStep(StepInputs):
         self.sources = sources = pending.sources
         self.own: list[Buffer] = []
         self.own_bytes = 0
-        steps = window.steps
-        self.is_first = graph not in window.graphs
-        new = [
-            leaf
-            for leaf in graph.data
-            if (made := sources[leaf.position][0]).__class__ is not Run
-            or made.step not in steps
-        ]
+        self.is_first = graph.fingerprint not in window.graphs
+        # The same few executions have made nearly all.
+        inside = {
+            id(run)
+            for run in {id(run): run for run, _ in sources.values()}.values()
+            if run.__class__ is Run and run.step in window.steps
+        }
+        new = [x for x in graph.data if id(sources[x.position][0]) not in inside]
         for leaf in new:
             position = leaf.position
             data = pending.inputs[position]
@@ -222,14 +222,16 @@ class Window:
         steps: By number, in their order.
         keepers: What they keep, by the identity of its data.
         nbytes: The size of that.
-        graphs: What its steps run.
+        graphs: Fingerprints of what its steps run.
+        copying_ns: What the copies of its first step take.
     """
 
     def __init__(self) -> None:
-        self.graphs: set[Canonical] = set()
+        self.graphs: set[str] = set()
         self.steps: dict[int, KeptStep] = {}
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
+        self.copying_ns = 0
         self.began_ns = time.monotonic_ns()
 
     @property
@@ -237,14 +239,15 @@ class Window:
         """Whether the next step begins another one."""
         if are_whole():
             return True
-        has_steps = len(self.steps) >= _MIN_STEPS
-        return has_steps and time.monotonic_ns() - self.began_ns >= _MIN_NS
+        if len(self.steps) < _MIN_STEPS:
+            return False
+        return time.monotonic_ns() - self.began_ns >= _MIN_TIMES * self.copying_ns
 
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
         self.steps[step.number] = step
         if step.canonical is not None:
-            self.graphs.add(step.canonical)
+            self.graphs.add(step.canonical.fingerprint)
         self.keepers.update({id(keeper.data): keeper for keeper in step.own})
         self.nbytes += step.own_bytes
 
@@ -294,6 +297,8 @@ class KeptValues(NamedTuple):
 
 _windows: deque[Window] = deque()
 _left_out: tuple[int, int] | None = None
+# Of graphs that windows began with.
+_copying_ns: dict[str, int] = {}
 
 
 def keep(
@@ -335,6 +340,32 @@ def keep(
     window.add(step)
     step.share()
     return step
+
+
+def separate(donated: Sequence[int]) -> None:
+    """Copy what the pending step, which `keep` has seen, gives away and others have, too.
+
+    The first window of a graph has its copies made one by one, and timed with nothing else running.
+    Where there is a second, one execution for all of them is worth an executable.
+
+    Args:
+        donated: Positions of the inputs that it gives away.
+    """
+    window = _windows[-1] if _windows else None
+    begins = window is not None and [*window.steps] == [pending.number]
+    if window is None or not begins or are_whole():
+        copy_on_donate.separate(donated, at_once=are_whole())
+        return
+    (graph,) = window.graphs
+    is_known = graph in _copying_ns
+    arrays = [] if is_known else [pending.inputs[position] for position in donated]
+    jax_compat.block(arrays)
+    began = time.monotonic_ns()
+    copy_on_donate.separate(donated, at_once=is_known)
+    if not is_known:
+        jax_compat.block([keeper.data for keeper in window.keepers.values()])
+        _copying_ns[graph] = time.monotonic_ns() - began
+    window.copying_ns = _copying_ns[graph]
 
 
 def _steps() -> list[KeptStep]:
