@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph
     from lazyrt.observe import events
+    from lazyrt.observe.events import Subscription
     from lazyrt.tools import DeviceTrace, Node
     from lazyviz.timing.gaps import Interval, Noted
 
@@ -644,26 +645,51 @@ class TraceWindows:
         self.windows: list[Window] = []
         self.fault = ""
         self._traced: Counter[str] = Counter()
-        self._in_flight: deque[events.ExecuteStarted] = deque(maxlen=_MAX_IN_FLIGHT)
+        self._launched: deque[events.ExecuteStarted] = deque(maxlen=_MAX_IN_FLIGHT)
+        self._ended: deque[events.ExecuteFinished] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
         self._spent_ns = 0
         self._ended_runs = 0
+        # When another run may be traced, where no window is open.
+        self._next_ns = math.inf
         self._open: Window | None = None
+        self._in_flight: deque[events.ExecuteStarted] = deque()  # while one is open
+        self._subscriptions: list[Subscription] = []
         self._collector: ThreadPoolExecutor | None = None
         self._ending: Future[None] | None = None
         self._lock = threading.RLock()  # another thread may end it
         self._rests = False
 
+    def listeners(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what listens all of the time, and to which kinds of events: it takes little of it."""
+        from lazyrt.observe import events
+
+        yield self._captured, events.GraphCaptured
+        yield self._launched.append, events.ExecuteStarted
+        yield self._ended.append, events.ExecuteFinished
+
     def begin(self) -> None:
         """Trace from now on, unless that is under way or cannot be done."""
-        from lazyrt import tools
+        from lazyrt import subscribe, tools
+        from lazyrt.observe import events
 
         with self._lock, self._counted():
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
-            in_flight = list(self._in_flight)
-            self._open = Window(tools.device_trace(), in_flight, len(in_flight))
-            self.windows.append(self._open)
+            ended = set(map(_key, self._ended))
+            in_flight = [each for each in self._launched if _key(each) not in ended]
+            self._in_flight = deque(in_flight)
+            window = Window(tools.device_trace(), in_flight, len(in_flight))
+            self._open = window
+            self.windows.append(window)
+            listeners: list[tuple[Any, type[events.Event]]] = [
+                (self._in_flight.append, events.ExecuteStarted),
+                (window.launched.append, events.ExecuteStarted),
+                (self._finished, events.ExecuteFinished),
+            ]
+            self._subscriptions = [
+                subscribe(listener, kind, exact=False) for listener, kind in listeners
+            ]
 
     def end(self) -> None:
         """Trace no more for now; another thread collects, as that takes a while."""
@@ -672,6 +698,8 @@ class TraceWindows:
             if window is None:
                 return
             window.end_ns = time.perf_counter_ns()
+            while self._subscriptions:
+                self._subscriptions.pop().close()
             if self._collector is None:
                 self._collector = ThreadPoolExecutor(1, "lazyviz-trace")
             self._ending = self._collector.submit(self._collect, window)
@@ -693,6 +721,7 @@ class TraceWindows:
             window.trace.close()
         self.fault = self.fault or window.trace.fault
         self._ended_runs += len(window.launched) - window.earlier
+        self._next_ns = self._due_ns(1)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -705,45 +734,40 @@ class TraceWindows:
     def _is_ending(self) -> bool:
         return self._ending is not None and not self._ending.done()
 
-    def captured(self, event: events.GraphCaptured) -> None:
+    def _captured(self, event: events.GraphCaptured) -> None:
         """Begin or end a window before a graph is handed to the device."""
         if self.fault:
             return
-        is_new = self._traced.get(event.fingerprint, 0) < _FIRST_RUNS
+        is_new = self._traced[event.fingerprint] < _FIRST_RUNS
+        now = time.perf_counter_ns()
         if self._open is None:
-            if is_new or self._has_budget:
+            if is_new or now >= self._next_ns:
                 self.begin()
-        elif not (is_new or self._is_whole or self._has_budget):
+        elif not (
+            is_new
+            or self._is_whole
+            or now >= self._due_ns(len(self._open.launched) + 1)
+        ):
             self.end()
 
-    def launched(self, event: events.ExecuteStarted) -> None:
-        """Take note of what was handed to the device."""
-        self._in_flight.append(event)
-        if self._open is not None:
-            self._open.launched.append(event)
-
-    def finished(self, event: events.ExecuteFinished) -> None:
-        """Take note of the end of a run; runs end in the order in which they began."""
-        of = _key(event)
+    def _finished(self, event: events.ExecuteFinished) -> None:
+        """Take note of the end of a run in a window; runs end in the order in which they began."""
+        of, window = _key(event), self._open
         launched = next((each for each in self._in_flight if _key(each) == of), None)
-        if launched is None:
+        if launched is None or window is None:
             return
         self._in_flight.remove(launched)
-        window = self._open
-        if window is not None and launched in window.launched[window.earlier :]:
+        if launched in window.launched[window.earlier :]:
             window.whole.add(launched)
             self._traced[event.fingerprint] += 1
 
-    @property
-    def _has_budget(self) -> bool:
-        """Whether to trace one run more takes a small part of the time so far."""
+    def _due_ns(self, more: int) -> float:
+        """Return when the trace of so many runs more takes a small part of the time so far."""
         if not self._ended_runs:
-            return False
-        runs = self._ended_runs + 1
-        if self._open is not None:
-            runs += len(self._open.launched)
+            return math.inf
+        runs = self._ended_runs + more
         expected = runs * self._spent_ns / self._ended_runs
-        return expected <= (time.perf_counter_ns() - self._began_ns) * _BUDGET
+        return self._began_ns + expected / _BUDGET
 
 
 def _key(event: events.ExecuteStarted | events.ExecuteFinished) -> _LaunchKey:

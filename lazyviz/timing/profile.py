@@ -215,9 +215,7 @@ class Profile(Displayed):
         unused = {events.GraphCaptured, events.CacheHit}
         unused |= {events.OpRecorded, events.OpTraced, events.CompiledCallTraced}
         yield self._note, *(set(events.Event.__subclasses__()) - unused)
-        yield self._windows.captured, events.GraphCaptured
-        yield self._windows.launched, events.ExecuteStarted
-        yield self._windows.finished, events.ExecuteFinished
+        yield from self._windows.listeners()
 
     def _note(self, event: Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""

@@ -700,8 +700,9 @@ def tell_pauses(shortest_ns: int) -> None:
 def end_pause(now: int) -> None:
     """Tell of the time since the last op or barrier, which a barrier ends."""
     last = op_clock[2] = op_clock[0]
-    for hook in pause_hooks:
-        hook(last, now)
+    if now - last > _pause_ns:
+        for hook in pause_hooks:
+            hook(last, now)
 
 
 def _set_limit() -> None:

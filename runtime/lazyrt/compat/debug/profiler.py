@@ -43,7 +43,6 @@ REFUSED = {
 __getattr__ = refuse("torch_xla.debug.profiler", REFUSED)
 
 _log = logging.getLogger(__name__)
-_name_scope = lazyrt.scope.__init__
 
 
 class Trace(lazyrt.scope):
@@ -59,8 +58,9 @@ class Trace(lazyrt.scope):
     __slots__ = ("_facts",)
 
     def __init__(self, name: str, **kwargs: Any) -> None:
-        _name_scope(self, name)
-        self._facts = kwargs
+        if not name or not isinstance(name, str):
+            super().__init__(name)  # raises
+        self.name, self.part, self._facts = name, 0, kwargs
 
     def _annotation(self) -> jax.profiler.TraceAnnotation:
         return jax.profiler.TraceAnnotation(self.name, **self._facts)
