@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lazyrt.config import config, follow
 from lazyrt.control import compiled_frames
@@ -51,7 +52,7 @@ from lazyrt.frontend.torch_compat import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.observe.events import BarrierStarted
 
@@ -467,7 +468,7 @@ def _only_records(node: torch.fx.Node) -> bool:
     if isinstance(node.target, OperatorBase):
         return False  # one of a higher order: what it calls may do anything
     regroups = node.target in {operator.getitem, _in_a_vector}
-    return regroups or not list(_tensors(node.meta.get("val")))
+    return regroups or not _tensors(node.meta.get("val"))
 
 
 def _is_write(node: torch.fx.Node) -> bool:
@@ -480,7 +481,7 @@ def _is_write(node: torch.fx.Node) -> bool:
 
 def _is_on_host(node: torch.fx.Node) -> bool:
     """Return whether a node gives tensors, none of them on the device."""
-    tensors = list(_tensors(_value_of(node)))
+    tensors = _tensors(_value_of(node))
     return bool(tensors) and not any(map(is_lazy, tensors))
 
 
@@ -498,12 +499,8 @@ def _attribute(node: torch.fx.Node) -> Any:
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [part for part in tree_leaves(value) if isinstance(part, torch.Tensor)]
 
 
 # -------------------------------------------------------------------- products in groups

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from lazygraph.explain.model import OptimizerNote
 from lazygraph.numbers import listed
@@ -411,10 +412,8 @@ def _is_lost(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     """Copy what an optimizer changes on the host; lazy tensors are restored as tensors."""
-    if isinstance(value, torch.Tensor):
-        return value if is_lazy(value) else value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_copied(part) for part in value]
-    return value
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if is_lazy(tensor) else tensor.detach().clone()
+
+    return tree_map_only(torch.Tensor, copy, value)

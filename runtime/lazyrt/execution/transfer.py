@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lazyrt import jax_compat
 from lazyrt.config import config
@@ -19,7 +20,7 @@ from lazyrt.lowering.arrays import has_jax_dtype, to_jax_dtype
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import Direction, SourceLocation
@@ -248,7 +249,7 @@ class HostKernel:
         spec = self._spec
         if spec.is_random:
             raise RuntimeError("its random numbers are those of the device")
-        found = _flat(_run(spec.func, args))
+        found = tree_leaves(_run(spec.func, args))
         results = []
         for result, out in zip(found, spec.outs, strict=True):
             if out is None:
@@ -260,11 +261,3 @@ class HostKernel:
                 raise RuntimeError(f"it gives another result than {out} there")
             results.append(result)
         return results
-
-
-def _flat(result: Any) -> Iterator[torch.Tensor | None]:
-    if isinstance(result, (list, tuple)):
-        for part in result:
-            yield from _flat(part)
-    else:
-        yield result

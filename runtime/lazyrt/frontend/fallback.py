@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import generators, guard, host_constants, provenance, reads
@@ -36,7 +37,7 @@ def run_on_cpu(
     reads.
     """
     site = provenance.user_site(2)
-    operands = [part for part in _flat([args, kwargs]) if is_lazy(part)]
+    operands = [part for part in tree_leaves([args, kwargs]) if is_lazy(part)]
     if operands:
         recorded = with_known_shape(func, args, kwargs)
         if recorded is not NotImplemented:
@@ -49,8 +50,22 @@ def run_on_cpu(
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     targets = _written(func, args, kwargs)
-    host_args = [_to_host(arg, copies) for arg in args]
-    host_kwargs = {name: _to_host(arg, copies) for name, arg in kwargs.items()}
+
+    def to_host(arg: Any) -> Any:
+        if is_lazy(arg):
+            copies.append((arg, peek(arg)))
+            return copies[-1][1]
+        return torch.device("cpu") if isinstance(arg, torch.device) else arg
+
+    def to_device(result: torch.Tensor) -> torch.Tensor:
+        original = originals.get(id(result))
+        if original is not None:
+            return original
+        made = result.to(DEVICE_TYPE)
+        state_of(made).base.run = FromCpu(str(func), site)
+        return made
+
+    host_args, host_kwargs = tree_map(to_host, (args, kwargs))
     if "device" in host_kwargs:
         host_kwargs["device"] = torch.device("cpu")
     with torch.no_grad(), _random_numbers(func, host_args, host_kwargs):
@@ -64,7 +79,7 @@ def run_on_cpu(
                 if lazy.shape != host.shape:
                     resize(lazy, tuple(host.shape))
                 lazy.copy_(host)
-        return _to_device(result, originals, FromCpu(str(func), site))
+        return tree_map_only(torch.Tensor, to_device, result)
 
 
 def _written(
@@ -105,43 +120,6 @@ def _random_numbers(
         yield
     finally:
         torch.default_generator.set_state(before)
-
-
-def _flat(arg: Any) -> Iterator[Any]:
-    """Yield what lists and dicts of arguments hold."""
-    if isinstance(arg, dict):
-        arg = list(arg.values())
-    if not isinstance(arg, (list, tuple)):
-        yield arg
-        return
-    for part in arg:
-        yield from _flat(part)
-
-
-def _to_host(arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Return an argument with CPU copies of its lazy tensors; `copies` gets the pairs."""
-    if is_lazy(arg):
-        host = peek(arg)
-        copies.append((arg, host))
-        return host
-    if isinstance(arg, (list, tuple)):
-        return [_to_host(part, copies) for part in arg]
-    if isinstance(arg, torch.device):
-        return torch.device("cpu")
-    return arg
-
-
-def _to_device(result: Any, originals: dict[int, torch.Tensor], source: FromCpu) -> Any:
-    if isinstance(result, torch.Tensor):
-        original = originals.get(id(result))
-        if original is not None:
-            return original
-        made = result.to(DEVICE_TYPE)
-        state_of(made).base.run = source
-        return made
-    if isinstance(result, (list, tuple)):
-        return type(result)(_to_device(part, originals, source) for part in result)
-    return result
 
 
 # -------------------------------------------------- results whose shape depends on data

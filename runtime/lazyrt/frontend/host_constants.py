@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from lazyrt.execution import copy_on_donate, transfer
 from lazyrt.frontend import scalars
@@ -301,14 +302,7 @@ def _run(node: Node, values: dict[Any, Any]) -> None:
     if any(math.prod(output.shape) > _MAX_ELEMENTS for output in outputs):
         raise RuntimeError(f"{node.op} is quicker on the device")
     result = run_on_host(node, values)
-    values.update(zip(node.outputs, _flat(result), strict=True))
-
-
-def _flat(result: Any) -> list[Any]:
-    """Return an op's results one by one, those of a list among them too."""
-    if not isinstance(result, (tuple, list)):
-        return [result]
-    return [each for part in result for each in _flat(part)]
+    values.update(zip(node.outputs, tree_leaves(result), strict=True))
 
 
 def remember(value: Value, found: torch.Tensor) -> None:
