@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import itertools
-import linecache
 import math
 import re
 from collections import Counter, defaultdict
@@ -21,6 +19,7 @@ from lazygraph.readable import Readable, one_line, text_table
 from lazygraph.snapshot import AUTOGRAD, Name
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
+from lazyrt.execution.cache_miss import tree_of
 from lazyrt.execution.cost_model import ancestor_counts, ancestors
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.input_provenance import Holding, holdings
@@ -788,7 +787,6 @@ memory.describe_holders(_largest_holders)
 _PUTS = frozenset(
     ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 )
-_MAX_LINES = 20_000
 
 
 def line_of_keeping(path: str, site: SourceLocation | None) -> SourceLocation | None:
@@ -802,14 +800,11 @@ def line_of_keeping(path: str, site: SourceLocation | None) -> SourceLocation | 
     Returns:
         None if there is no source, or no such line.
     """
-    if site is None:
-        return None
-    lines = linecache.getlines(site.file)
-    if not 0 < len(lines) < _MAX_LINES:
+    tree = tree_of(site.file) if site is not None else None
+    if site is None or tree is None:
         return None
     try:
         wanted = _last_name(ast.parse(path, mode="eval").body)
-        tree = _parsed("".join(lines))
     except (SyntaxError, ValueError):
         return None
     found = sorted(_lines(tree, wanted)) if wanted else []
@@ -817,11 +812,6 @@ def line_of_keeping(path: str, site: SourceLocation | None) -> SourceLocation | 
     if not found:
         return None
     return replace(site, line=later[0] if later else found[-1])
-
-
-@functools.lru_cache(maxsize=16)
-def _parsed(source: str) -> ast.Module:
-    return ast.parse(source)
 
 
 def _lines(tree: ast.AST, wanted: str) -> Iterator[int]:

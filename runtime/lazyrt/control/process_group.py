@@ -101,10 +101,8 @@ _OF_RANK = re.compile(r"(?i)rank|ordinal|is_master|main_process|is_main")
 @functools.lru_cache(maxsize=10_000)
 def _condition_at(code: CodeType, line: int) -> str:
     """Return the innermost `if` around a line that asks for the rank, with its line; or nothing."""
-    source = linecache.getlines(code.co_filename)
-    try:
-        tree = ast.parse("".join(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = cache_miss.tree_of(code.co_filename)
+    if tree is None:
         return ""
     names = _names_of_rank(tree)
     found = [
@@ -118,7 +116,8 @@ def _condition_at(code: CodeType, line: int) -> str:
     if not found:
         return ""
     number = max(node.lineno for node in found)
-    return f"`{source[number - 1].strip()}` at {Path(code.co_filename).name}:{number}"
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"`{text}` at {Path(code.co_filename).name}:{number}"
 
 
 def _names_of_rank(tree: ast.AST) -> set[str]:

@@ -166,22 +166,27 @@ def _covering(
     site: SourceLocation | None, kinds: tuple[type[Any], ...]
 ) -> Iterator[Any]:
     """Yield the nodes of some kinds whose text covers a line."""
-    lines = linecache.getlines(site.file) if site is not None else []
-    if site is None or not 0 < site.line <= len(lines) <= _MAX_TEXTS:
+    tree = tree_of(site.file) if site is not None else None
+    if site is None or tree is None:
         return
-    tree = _parsed("".join(lines))
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in ast.walk(tree):
         if isinstance(node, kinds) and (
             node.lineno <= site.line <= (node.end_lineno or node.lineno)
         ):
             yield node
 
 
-@functools.lru_cache(maxsize=1)
+def tree_of(file: str) -> ast.Module | None:
+    """Return the syntax tree of a source file; None for none, one too long, a cell with magics."""
+    lines = linecache.getlines(file)
+    return _parsed("".join(lines)) if 0 < len(lines) <= _MAX_TEXTS else None
+
+
+@functools.lru_cache(maxsize=16)
 def _parsed(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError):  # a cell with magics
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 

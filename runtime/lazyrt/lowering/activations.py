@@ -16,7 +16,6 @@ from jax import lax
 
 from lazyrt.lowering.arrays import (
     Array,
-    Aval,
     Unsupported,
     axis,
     broadcast,
@@ -292,15 +291,7 @@ def nll_loss_backward(
 def multi_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, *rest: Any
 ) -> Array:
-    forward = torch.ops.aten.multi_margin_loss.default
-
-    def run(value: Array) -> Array:
-        out = Aval(grad.shape, ctx.out.dtype)
-        loss: Array = ctx.call(forward, [value, *rest], ctx.args[1:], out)[0]
-        return loss
-
-    gradient: Array = jax.vjp(run, x)[1](grad)[0]
-    return gradient
+    return ctx.pulled_back(grad, [x], rest)[0]
 
 
 def _multilabel_margins(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:

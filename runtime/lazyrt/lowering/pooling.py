@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 
 from lazyrt.lowering.arrays import (
     Array,
-    Aval,
     cast,
     expand,
     iota_along,
@@ -25,7 +23,6 @@ from lazyrt.lowering.arrays import (
     pair,
     scalar_like,
     to_jax_dtype,
-    to_torch_dtype,
 )
 from lazyrt.lowering.registry import OpContext, lowers
 
@@ -389,36 +386,15 @@ for _name in ("upsample_bilinear2d", "_upsample_bilinear2d_aa"):
 _resampled("_upsample_bicubic2d_aa", _cubic, 2)
 
 
-# Backward ops, as the transpose of their forward op's lowering; sampling at the places of a grid.
+# Backward ops, by their forward op's lowering; sampling at the places of a grid.
 
 
-aten = torch.ops.aten
-
-
-def _aval(x: Array) -> Aval:
-    return Aval(tuple(x.shape), to_torch_dtype(x.dtype))
-
-
-def _upsample_backward(ctx: OpContext, grad: Array, *rest: Any) -> Array:
-    """Transpose an upsampling, which is linear in its input."""
-    name = ctx.name.split(".")[1].removesuffix("_backward")
-    forward = getattr(aten, name).default
-    size, shape, *options = rest
+def _upsample_backward(
+    ctx: OpContext, grad: Array, size: Any, shape: Sequence[int], *options: Any
+) -> Array:
     (grad,) = ctx.cast(grad)
-    source = Aval(tuple(shape), ctx.compute)
-
-    def run(x: Array) -> Array:
-        args, types = [x, size, *options], [source, size, *options]
-        result: Array = ctx.call(forward, args, types, _aval(grad))[0]
-        return result
-
-    return _transposed(run, jnp.zeros(shape, to_jax_dtype(ctx.compute)), grad)
-
-
-def _transposed(run: Callable[[Array], Array], x: Array, grad: Array) -> Array:
-    """Return what a linear function passes back; of `x` only the type matters."""
-    gradient: Array = jax.linear_transpose(run, x)(grad)[0]
-    return gradient
+    x = jnp.zeros(shape, to_jax_dtype(ctx.compute))  # it is linear in its input
+    return ctx.pulled_back(grad, [x], [size, *options])[0]
 
 
 for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d",
@@ -431,18 +407,8 @@ for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
 def _pad_backward(
     ctx: OpContext, grad: Array, x: Array, padding: Sequence[int]
 ) -> Array:
-    """Transpose a padding that repeats elements of its input."""
-    name = ctx.name.split(".")[1].removesuffix("_backward")
-    forward = getattr(aten, name).default
     grad, x = ctx.cast(grad, x)
-
-    def run(value: Array) -> Array:
-        result: Array = ctx.call(
-            forward, [value, padding], [_aval(x), padding], _aval(grad)
-        )[0]
-        return result
-
-    return _transposed(run, x, grad)
+    return ctx.pulled_back(grad, [x], [padding])[0]
 
 
 for _rank in (1, 2, 3):
@@ -468,21 +434,8 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> list[Any]:
-    name = ctx.name.split(".")[1].removesuffix("_backward")
-    forward = getattr(aten, name).default
     options = [interpolation, padding, align_corners]
-
-    def run(value: Array, where: Array) -> Array:
-        result: Array = ctx.call(
-            forward,
-            [value, where, *options],
-            [_aval(x), _aval(grid), *options],
-            _aval(grad),
-        )[0]
-        return result
-
-    _, pull = jax.vjp(run, x, grid)
-    return _mask(pull(grad), output_mask)
+    return _mask(ctx.pulled_back(grad, [x, grid], options), output_mask)
 
 
 _ZEROS, _BORDER = 0, 1  # padding modes of grid_sample; 2 reflects

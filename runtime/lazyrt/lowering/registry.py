@@ -272,6 +272,26 @@ class OpContext:
         ]
         return evaluate(func, [*args, *rest], [*types, *rest], outs, self.key)
 
+    def pulled_back(
+        self, grad: Array, inputs: Sequence[Array], rest: Sequence[Any]
+    ) -> list[Array]:
+        """Return what the forward op of this backward op passes back to its first arguments."""
+        name = self.name.split(".")[1].removesuffix("_backward")
+        forward = getattr(torch.ops.aten, name).default
+        types = [_aval_of(each) if hasattr(each, "dtype") else each for each in rest]
+
+        def run(*values: Array) -> Array:
+            given = [*map(_aval_of, values), *types]
+            out = Aval(tuple(grad.shape), to_torch_dtype(grad.dtype))
+            found: Array = self.call(forward, [*values, *rest], given, out)[0]
+            return found
+
+        return list(jax.vjp(run, *inputs)[1](grad))
+
+
+def _aval_of(x: Array) -> Aval:
+    return Aval(tuple(x.shape), to_torch_dtype(x.dtype))
+
 
 def evaluate(
     func: torch._ops.OpOverload,
