@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lazyviz.render import text
+from lazyviz.render.html import static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,46 +135,8 @@ def stylesheet(*, inline: bool = False, diff: bool = False) -> str:
         f".lzv .{key}{{--f:var(--{key}f);--s:var(--{key}s);--t:var(--{key}t)}}"
         for key in colours
     )
-    return themes + kinds + RULES + (DIFF_RULES if diff else "")
-
-
-RULES = (
-    ".lzv{font:11px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',"
-    "monospace;max-width:none}"
-    ".lzv rect{fill:var(--f);stroke:var(--s)}"
-    ".lzv text{fill:var(--t);text-anchor:middle}"
-    ".lzv .l{font-weight:500}"
-    ".lzv .q .l{font-weight:800}"
-    ".lzv .d{font-size:10px;opacity:.85}"
-    ".lzv .q>rect{stroke:var(--root);stroke-width:2.2}"
-    ".lzv .old{opacity:.8}.lzv .old .d{opacity:1}"
-    ".lzv .again>rect{stroke:#d14d72;stroke-width:2.2}"
-    ".lzv .e{fill:none;stroke:#8b97a8;stroke-width:1.1}"
-    ".lzv .a{fill:#8b97a8;stroke:none}"
-    ".lzv .e.al{stroke-dasharray:5 3;stroke-width:1.5}"
-    ".lzv .e.up{stroke:var(--root);stroke-dasharray:2 3;stroke-width:1.3}"
-    ".lzv .a.up{fill:var(--root)}"
-    ".lzv .w>rect{stroke-width:1.9}"
-    ".lzv .x>rect{stroke-dasharray:6 3;stroke-width:1.9}"
-    ".lzv rect.u{fill:var(--t);stroke:none;opacity:.75}"
-    ".lzv .mate>rect{stroke:var(--root);stroke-width:2;stroke-dasharray:3 2}"
-    ".lzv .m{fill:#8b97a8;fill-opacity:.07;stroke:#8b97a8;stroke-opacity:.45}"
-    ".lzv .h{fill:var(--quiet);font-size:10px;text-anchor:start}"
-    ".lzv g[tabindex]{cursor:pointer;outline:none}"
-    ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect{stroke:var(--sel);stroke-width:2}"
-    ".lzv g.sel[tabindex]>rect{stroke:var(--sel);stroke-width:3}"
-    ".lzv g[tabindex]:focus-visible>rect{stroke:var(--sel);stroke-width:3}"
-)
-
-# A class sets `--w` and `--d`, which the page's rules for what is selected or found outdo.
-DIFF_RULES = (
-    ".lzd g>rect{stroke-width:var(--w,2);stroke-dasharray:var(--d,none)}"
-    ".lzd .ds,.lzd .df{--w:1}.lzd .dr{--d:5 3}"
-    ".lzd .e.da,.lzd .e.dr{stroke:var(--s);stroke-width:2;stroke-dasharray:var(--d,none)}"
-    ".lzd .a.da,.lzd .a.dr{fill:var(--s)}"
-    ".lzd g.mate[tabindex]>rect{stroke:var(--s);stroke-width:3;stroke-dasharray:var(--d,none)}"
-    ".lzd a:hover rect,.lzd a:focus rect{stroke:var(--sel);stroke-width:3}"
-)
+    rules = static("drawing.css") + (static("drawing_diff.css") if diff else "")
+    return themes + kinds + rules
 
 
 def _variables(colours: dict[str, tuple[str, str, str]], theme: int) -> str:

@@ -105,12 +105,9 @@ _COLUMNS = (
 )
 _ALIKE = re.compile(r"([^\s,(]+\[[^\]]*\])(?:, \1)+")
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
-# What `%lazy cache --sort` takes, and the columns that it sorts by.
-ORDERS = {
-    **{name: name for name in ("ops", "size", "compile", "hits", "age", "holds")},
-    "unused": "unused for",
-    "line": "at",
-}
+# What `%lazy cache --sort` takes: columns, of which two have a shorter name.
+ORDERS = ("ops", "size", "compile", "hits", "age", "unused", "holds", "line")
+_SHORT = {"unused": "unused for", "line": "at"}
 
 
 def status(runtime: ModuleType | None, session: Session) -> Doc:
@@ -577,7 +574,7 @@ def ordered(entries: Sequence[Any], order: str) -> list[Any]:
             f"%lazy cache --sort {order}: there is no order {order!r}. It takes "
             f"{', '.join(ORDERS)}; without it the latest used come first."
         )
-    return _by_column(entries, ORDERS[order])
+    return _by_column(entries, _SHORT.get(order, order))
 
 
 def _by_column(

@@ -25,17 +25,14 @@ Example:
 from __future__ import annotations
 
 from lazygraph.diff import (
-    Edit,
     GraphDiff,
     Hunk,
     HunkGroup,
     Outputs,
     Regrouped,
     Rewire,
-    apply_script,
     diff,
     group_hunks,
-    script,
 )
 from lazygraph.errors import HloError, HloSyntaxError
 from lazygraph.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
@@ -47,13 +44,12 @@ from lazygraph.trace import (
     Sources,
     Unused,
     ValueTrace,
-    operand_sources,
     trace_value,
     unused_values,
 )
 
 __all__ = [
-    "DeadNode", "Edit", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",
+    "DeadNode", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",
     "Hop", "Hunk", "HunkGroup", "Label", "Node", "Origin", "Outputs", "Regrouped", "Rewire", "Sources", "Unused", "ValueTrace",
-    "apply_script", "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "minimise", "operand_sources", "parse", "parse_all", "read", "script", "trace_value", "unused_values",
+    "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "minimise", "parse", "parse_all", "read", "trace_value", "unused_values",
 ]  # fmt: skip

@@ -6,9 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.errors import HloError
 from lazygraph.graph import Graph, GraphBuilder, Label, gc_paused
 from lazygraph.match import lists, match
 from lazygraph.normalize import called, graph_of_module
@@ -287,153 +286,6 @@ def _signature(
     return tuple(sorted(counts.items(), key=repr))
 
 
-EditKind = Literal["remove", "add", "change", "rewire", "add output", "remove output"]
-# A node of the edited graph: of the first graph by its id, or added, by its id in the second.
-NodeRef = tuple[Literal["old", "new"], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """One edit.
-
-    Attributes:
-        kind: What happens.
-        node: To which node.
-        label: What an added or changed node is.
-        operands: What an added node reads.
-        slot: Which operand of a rewired node.
-        source: What a rewired slot reads now; None: the slot, the last one, goes.
-    """
-
-    kind: EditKind
-    node: NodeRef
-    label: Label | None = None
-    operands: tuple[NodeRef, ...] = ()
-    slot: int = 0
-    source: NodeRef | None = None
-
-
-def script(found: GraphDiff) -> list[Edit]:
-    """Return the edits that make b of a."""
-    a, b = found.a, found.b
-    places = [_node_ref(found, y) for y in range(len(b))]
-    edits = [
-        Edit(
-            "add",
-            places[y],
-            b.label(y),
-            tuple(places[operand] for operand in b.operands[y]),
-        )
-        for y in found.added
-    ]
-    edits += [Edit("change", ("old", x), b.label(y)) for x, y in found.changed]
-    for x, y, slot in found.rewired:
-        row = b.operands[y]
-        source = places[row[slot]] if slot < len(row) else None
-        edits.append(Edit("rewire", ("old", x), slot=slot, source=source))
-    edits += [Edit("add output", places[y]) for y in found.outputs.added]
-    edits += [Edit("remove output", ("old", x)) for x in found.outputs.removed]
-    edits += [Edit("remove", ("old", x)) for x in found.removed]
-    if len(edits) != found.cost:
-        raise HloError(
-            f"the script of {a.name} -> {b.name} has {len(edits)} edits and its cost is "
-            f"{found.cost}. That is a fault of lazyviz; please report it."
-        )
-    return edits
-
-
-def _node_ref(found: GraphDiff, node: int) -> NodeRef:
-    partner = found.partner_b[node]
-    return ("old", partner) if partner >= 0 else ("new", node)
-
-
-def apply_script(graph: Graph, edits: Sequence[Edit]) -> Graph:
-    """Return what the edits make of a graph, its outputs sorted.
-
-    Raises:
-        HloError: The edits do not fit the graph, or leave a cycle or a missing node behind.
-    """
-    labels: dict[NodeRef, Label] = {
-        ("old", x): graph.label(x) for x in range(len(graph))
-    }
-    operands: dict[NodeRef, list[NodeRef | None]] = {
-        ("old", x): [("old", operand) for operand in row]
-        for x, row in enumerate(graph.operands)
-    }
-    outputs: Counter[NodeRef] = Counter(("old", x) for x in graph.outputs)
-    for edit in edits:
-        _apply(edit, labels, operands, outputs)
-    return _built(graph.name, labels, operands, list(outputs.elements()))
-
-
-def _apply(
-    edit: Edit,
-    labels: dict[NodeRef, Label],
-    operands: dict[NodeRef, list[NodeRef | None]],
-    outputs: Counter[NodeRef],
-) -> None:
-    node = edit.node
-    if edit.kind != "add" and node not in labels:
-        raise HloError(
-            f"the edit {edit.kind} concerns node {node[1]}, which the graph does not have. "
-            "A script fits only the graph that it was made for."
-        )
-    match edit.kind:
-        case "add":
-            assert edit.label is not None
-            labels[node] = edit.label
-            operands[node] = list(edit.operands)
-        case "change":
-            assert edit.label is not None
-            labels[node] = edit.label
-        case "rewire":
-            row = operands[node]
-            row.extend([None] * (edit.slot + 1 - len(row)))
-            row[edit.slot] = edit.source
-        case "add output":
-            outputs[node] += 1
-        case "remove output":
-            outputs[node] -= 1
-        case "remove":
-            del labels[node], operands[node]
-
-
-def _built(
-    name: str,
-    labels: dict[NodeRef, Label],
-    operands: dict[NodeRef, list[NodeRef | None]],
-    outputs: list[NodeRef],
-) -> Graph:
-    builder = GraphBuilder(name)
-    ids: dict[NodeRef, int] = {}
-    for start in labels:
-        stack = [start]
-        under_way: set[NodeRef] = set()
-        while stack:
-            key = stack[-1]
-            if key in ids:
-                stack.pop()
-                continue
-            row = [each for each in operands[key] if each is not None]
-            waiting = [each for each in row if each not in ids]
-            if waiting and key in under_way:
-                raise HloError(f"the edited graph has a cycle through node {key[1]}.")
-            under_way.add(key)
-            missing = [each for each in waiting if each not in labels]
-            if missing:
-                raise HloError(
-                    f"node {key[1]} of the edited graph reads node {missing[0][1]}, "
-                    "which was removed."
-                )
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            kind = builder.label(*labels[key])
-            ids[key] = builder.add(kind, [ids[each] for each in row], origin=None)
-    return builder.finish(sorted(ids[key] for key in outputs))
-
-
 class Rewire(NamedTuple):
     """An operand slot of a pair that reads another node, or that one side lacks.
 
@@ -606,10 +458,6 @@ class GraphDiff:
     @cached_property
     def _hunks(self) -> list[Hunk]:
         return hunks_of(self)
-
-    def script(self) -> list[Edit]:
-        """Return the edits that make `b` of `a`; as many as the cost says."""
-        return script(self)
 
     def __repr__(self) -> str:
         return (

@@ -358,18 +358,6 @@ def trace_value(program: Any, name: str) -> ValueTrace:
     return _Tracer(module, is_excerpt=is_excerpt).trace(name)
 
 
-def operand_sources(program: Any, name: str) -> Sources:
-    """Return which operands of an instruction are inputs of the program.
-
-    Raises:
-        HloError: There is no such instruction.
-    """
-    name = _name(name)
-    module, is_excerpt = module_of(program, name)
-    tracer = _Tracer(module, is_excerpt=is_excerpt)
-    return Operands(module, is_excerpt=is_excerpt).sources(*tracer.find(name))
-
-
 def _name(given: object) -> str:
     if not isinstance(given, str):
         raise HloError(

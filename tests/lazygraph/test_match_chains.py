@@ -6,11 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from lazygraph import GraphBuilder, Origin, apply_script, diff, parse
+from lazygraph import GraphBuilder, Origin, diff, parse
 from lazygraph.match import grow
 from lazygraph.match.state import Matching
 from lazygraph.match.strategy import _by_hints
 from tests import hlo_chains, hlo_zoo
+from tests.lazygraph.edits import apply_script, script
 
 
 def check(pair, most, *, scopes):
@@ -18,7 +19,7 @@ def check(pair, most, *, scopes):
     a, b = parse(one.text(scopes=scopes)), parse(two.text(scopes=scopes))
     found = diff(a, b)
 
-    made = apply_script(a, found.script())
+    made = apply_script(a, script(found))
     assert hlo_zoo.identity(made) == hlo_zoo.identity(b)
     assert diff(b, a).cost == found.cost
     assert found.cost <= most * truth, (found.cost, truth, len(a))
@@ -88,7 +89,7 @@ def test_layers_in_and_out_at_many_places_of_a_long_chain_do_not_shift_it():
 
     assert len(a) > 5_000
     assert found.cost <= most
-    assert diff(apply_script(a, found.script()), b).is_empty
+    assert diff(apply_script(a, script(found)), b).is_empty
 
 
 @pytest.mark.parametrize("back", [6, 20, 150])

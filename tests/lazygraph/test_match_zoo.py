@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazygraph import GraphDiff, apply_script, diff, parse
+from lazygraph import GraphDiff, diff, parse
 from lazygraph.match.seeds import anchored, common
 from tests import hlo_zoo
+from tests.lazygraph.edits import apply_script, script
 
 
 def check(found, pair, truth):
     """Of one diff: a short and right script, its mirror image, nothing against itself."""
     mirrored = diff(found.b, found.a)
-    made = apply_script(found.a, found.script())
+    made = apply_script(found.a, script(found))
     looked_at_all = GraphDiff(found.a, found.b, found.partner_a, found.partner_b)
 
     assert found.rewired == looked_at_all.rewired
-    assert len(found.script()) == found.cost
+    assert len(script(found)) == found.cost
     assert hlo_zoo.identity(made) == hlo_zoo.identity(found.b), pair.edits
     assert mirrored.partner_a == found.partner_b
     assert mirrored.cost == found.cost

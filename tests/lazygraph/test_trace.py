@@ -9,7 +9,6 @@ import lazyviz
 from lazygraph import (
     HloError,
     Sources,
-    operand_sources,
     parse,
     trace_value,
     unused_values,
@@ -81,7 +80,7 @@ def test_the_seeds_own_lines_give_the_answer_that_its_thread_looked_for():
 
 def test_the_operands_of_the_seeds_collective_are_mostly_inputs():
     """The sentence from the excerpt alone."""
-    found = operand_sources(EXCERPT, "reduce-scatter.13258")
+    (found,) = trace_value(EXCERPT, "reduce-scatter.13258").sources
 
     assert (found.inputs, found.operands) == (24, 28)
     assert str(found) == (

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from lazyviz.draw import palette
-from lazyviz.render import timeline_svg
+from lazyviz.render import html, timeline_svg
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
@@ -57,7 +57,9 @@ def test_the_text_of_a_box_stands_out_from_it(theme, kind):
     fill, _, ink = THEMES[theme][kind]
 
     assert contrast(ink, fill) >= 4.5
-    (detail,) = re.findall(r"\.d\{font-size:10px;opacity:([.\d]+)\}", palette.RULES)
+    (detail,) = re.findall(
+        r"\.d\{font-size:10px;opacity:([.\d]+)\}", html.static("drawing.css")
+    )
     assert contrast(ink, fill, float(detail)) >= 4.5
 
 
