@@ -6,6 +6,8 @@ its number is found; how long it really waited is measured around it.
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import queue
 import subprocess
@@ -84,8 +86,11 @@ def gap_programs(lengths_ms: tuple[int, ...]) -> Iterator[Program]:
     for ms in lengths_ms:
         for make in (_forward, _between, _nested, _loader, _compiled):
             yield make(ms)
-    for make in (_busy, _two_lines, _hook, _thread, _numpy, _in_step, _generator):
+    for make in (
+        _busy, _two_lines, _hook, _thread, _numpy, _in_step, _generator, _stream, _backward
+    ):  # fmt: skip
         yield make(10)
+    yield _rare(40)
     for wait in (
         _comprehension, _callback, _holds_interpreter, _file, _process, _future, _at_exit, _recursive
     ):  # fmt: skip
@@ -307,6 +312,63 @@ def _generator(ms: int) -> Program:
         training.update(training.loss())
 
     return Program(f"in a generator, {ms} ms", step, {"generator": waited})
+
+
+def _stream(ms: int) -> Program:
+    training, waited = Training(), list[Stretch]()
+
+    class Slow(io.StringIO):
+        def write(self, _text: str) -> int:
+            began = now()
+            time.sleep(ms / 1e3)  # <stream>
+            waited.append((began, now()))
+            return 0
+
+    log = logging.getLogger("a training loop")
+    log.propagate = False
+    log.addHandler(logging.StreamHandler(Slow()))
+
+    def step() -> None:
+        log.warning("a step")
+        training.update(training.loss())
+
+    return Program(f"in a log's stream, {ms} ms", step, {"stream": waited})
+
+
+def _backward(ms: int) -> Program:
+    training, waited = Training(), list[Stretch]()
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(_ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            began = now()
+            time.sleep(ms / 1e3)  # <backward>
+            waited.append((began, now()))
+            return gradient * 2
+
+    def step() -> None:
+        found: torch.Tensor = Waits.apply(training.loss())  # type: ignore[no-untyped-call]
+        training.update(found)
+
+    name = f"in a function's own backward, {ms} ms"
+    return Program(name, step, {"backward": waited})
+
+
+def _rare(ms: int) -> Program:
+    training, waited = Training(), list[Stretch]()
+
+    def step() -> None:
+        for _ in range(20):
+            training.update(training.loss())
+        began = now()
+        time.sleep(ms / 1e3)  # <rare>
+        waited.append((began, now()))
+
+    return Program(f"after each twentieth step, {ms} ms", step, {"rare": waited})
 
 
 # Each of these waits some 10 ms in a way of its own.

@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 MAX_BYTES = 256 * 2**20  # what lazyviz.read() takes: about a million events
 _MAX_PORT = 65_535
 _MAX_S = 3_600.0
-_SLICE_S = 5.0  # a longer profile is written in pieces, so that its growth is known
+# A profile is written in pieces, so that its growth is known: a short one first.
+_FIRST_S, _LEAST_S, _SLICE_S = 1.0, 0.1, 5.0
 _RETRY_S = 0.5
 _HTTP2 = b"PRI "  # how each connection of gRPC begins
 _FACTS = "X-Lazyrt-Capture"
@@ -287,9 +288,10 @@ class _Pieces:
 
     def take(self, wait: Callable[[float], bool]) -> None:
         """Take pieces until `wait`, which waits for at most so many seconds, says that it is over."""
+        slice_s = min(_FIRST_S, _SLICE_S)
         while True:
             try:
-                is_over = wait(_SLICE_S)
+                is_over = wait(slice_s)
             finally:
                 stop()
             written = Path(self.folder.name).rglob("*.xplane.pb")
@@ -298,10 +300,12 @@ class _Pieces:
             if nbytes >= self._max_bytes and not is_over:
                 self.note = (
                     f"it was ended after {took:.3g} s, at {size_text(nbytes)}: it grows by "
-                    f"{size_text(int(nbytes / took))} a second, and at most "
-                    f"{size_text(self._max_bytes)} are kept. Capture fewer steps"
+                    f"{size_text(int(nbytes / took))} a second, and was to end at "
+                    f"{size_text(self._max_bytes)}. Capture fewer steps"
                 )
                 is_over = True
+            left_s = took * (self._max_bytes / max(nbytes, 1) - 1)
+            slice_s = min(max(left_s, _LEAST_S), _SLICE_S)
             if is_over:
                 return
             try:
