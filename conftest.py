@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import os
+import shlex
 import tempfile
 import zlib
 from pathlib import Path
@@ -50,15 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
     tryfirst=True
 )  # the workers, which start next, have the same environment
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let kernels and programs fork from one process that has imported torch and jax: it takes four seconds each."""
+    """Let workers, kernels and programs fork from one process that has imported torch and jax: four seconds each."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
     if is_worker or config.option.collectonly:
         return
-    from tests.quick_python import share_server, write_kernel
+    from tests.quick_python import interpreter, share_server, write_kernel
 
     if config.option.dist != "no":
         share_server()
+        popen = f"popen//python={shlex.join(interpreter())}"
+        config.option.tx = [popen if tx == "popen" else tx for tx in config.option.tx]
     if not _has_notebooks(config):
         return
     folder = tempfile.TemporaryDirectory(prefix="lazyviz-kernels-")

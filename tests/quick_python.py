@@ -221,6 +221,8 @@ if __name__ == "__main__":
         relay(sys.argv[2], sys.argv[3:])
     _words = serve(sys.argv[2])
     _main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if _words[0] == "-u":  # as workers are started, which flush what they write
+        del _words[0]
     if _words[0] == "-c":
         sys.argv = ["-c", *_words[2:]]
         sys.path.insert(0, "")
