@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import os
+import shlex
 import tempfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,13 +51,19 @@ def pytest_configure(config: pytest.Config) -> None:
     tryfirst=True
 )  # the workers, which start next, have the same environment
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let kernels fork from one process that has imported torch and jax: it takes four seconds each."""
+    """Let workers, kernels and programs fork from one process that has imported torch and jax: four seconds each."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
-    if is_worker or config.option.collectonly or not _has_notebooks(config):
+    if is_worker or config.option.collectonly:
         return
-    from tests.quick_python import write_kernel
+    from tests.quick_python import interpreter, share_server, write_kernel
 
+    if config.option.dist != "no":
+        share_server()
+        popen = f"popen//python={shlex.join(interpreter())}"
+        config.option.tx = [popen if tx == "popen" else tx for tx in config.option.tx]
+    if not _has_notebooks(config):
+        return
     folder = tempfile.TemporaryDirectory(prefix="lazyviz-kernels-")
     config.add_cleanup(folder.cleanup)
     os.environ["JUPYTER_PATH"] = folder.name
@@ -74,11 +84,29 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, 4) + 1
 
 
+@functools.cache
+def _import_a_share(config: pytest.Config) -> None:
+    """Import a worker's share of the files first, so that not each compiles all of them in a fresh checkout.
+
+    A file that cannot be imported fails where it is collected.
+    """
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    if not worker:
+        return
+    named = (config.rootpath / argument.split("::")[0] for argument in config.args)
+    files = sorted({file for path in named for file in path.rglob("test_*.py")})
+    for file in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
+        parts = file.relative_to(config.rootpath).with_suffix("").parts
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(parts))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(
-    file_path: Path,
+    file_path: Path, parent: pytest.Collector
 ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
     """Leave a file without examples out of the doctests, which would import it to look for some."""
+    _import_a_share(parent.config)
     found = yield
     if file_path.suffix != ".py" or ">>>" in file_path.read_text(encoding="utf-8"):
         return found

@@ -23,6 +23,7 @@ import types
 # What torch, jax or Python itself read when they are imported cannot be handed over.
 _READ_AT_IMPORT = ("PYTHON", "JAX", "XLA", "TORCH", "OMP", "MKL", "TF_", "ABSL")
 _HANDED_OVER = {"PYTHONPATH"}
+_SHARED = "LAZYVIZ_TEST_PYTHON"  # the address of a server
 
 # What a program imports before its own lines, and what lazyrt would import of these then.
 _IMPORTED = (
@@ -63,9 +64,16 @@ def write_kernel(folder: object, environment: dict[str, str] | None = None) -> N
         json.dump(text, file)
 
 
+def share_server() -> None:
+    """Start a server for this process and all that it starts: the workers of a run have one together."""
+    os.environ[_SHARED] = _server()
+
+
 @functools.cache
 def _server():
     """Start the server of this process, and return the address of its socket."""
+    if _SHARED in os.environ:
+        return os.environ[_SHARED]
     folder = tempfile.mkdtemp(prefix="lazyviz-python-")
     address = os.path.join(folder, "socket")  # noqa: PTH118 - the relay is to start quickly
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LAZY")}
@@ -93,11 +101,6 @@ def serve(address):
     import importlib
     import selectors
 
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # a collection of the fork would go through, and so copy, all of it
-
     chosen = selectors.DefaultSelector()
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -108,7 +111,11 @@ def serve(address):
         listening.listen()
         for each in (listening, wake, sys.stdin):
             chosen.register(each, selectors.EVENT_READ)
-        os.write(1, b"\n")
+        os.write(1, b"\n")  # a relay that comes now waits until it is accepted
+        for name in _IMPORTED:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # a collection of the fork would go through, and so copy, all of it
         relays: dict[int, socket.socket] = {}  # by process
         while True:
             ready = [key.fileobj for key, _ in chosen.select()]
@@ -214,6 +221,8 @@ if __name__ == "__main__":
         relay(sys.argv[2], sys.argv[3:])
     _words = serve(sys.argv[2])
     _main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if _words[0] == "-u":  # as workers are started, which flush what they write
+        del _words[0]
     if _words[0] == "-c":
         sys.argv = ["-c", *_words[2:]]
         sys.path.insert(0, "")

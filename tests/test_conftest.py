@@ -192,7 +192,8 @@ class Doctests(pytest.Module):
 )
 def test_a_file_without_examples_is_no_doctest(tmp_path, text, kept):
     (tmp_path / "a.py").write_text(text)
-    hook = pytest_collect_file(tmp_path / "a.py")
+    parent: Any = SimpleNamespace(config=object())  # of no worker
+    hook = pytest_collect_file(tmp_path / "a.py", parent)
     next(hook)
 
     with pytest.raises(StopIteration) as ended:
