@@ -11,7 +11,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.control import finite_check
 from lazyrt.errors import NotFiniteError, OutOfMemoryError
-from lazyrt.execution import kept_steps
+from lazyrt.execution import copy_on_donate, kept_steps
 
 pytestmark = pytest.mark.lazy_only("is about whole steps")
 
@@ -182,7 +182,7 @@ def test_a_window_lasts_many_times_as_long_as_its_copies_which_are_one_execution
     monkeypatch,
 ):
     now, at_once = [0], []
-    separate = kept_steps.copy_on_donate.separate
+    separate = copy_on_donate.separate
 
     def copies(positions, **how):
         now[0] += 1
@@ -191,7 +191,7 @@ def test_a_window_lasts_many_times_as_long_as_its_copies_which_are_one_execution
 
     clock = SimpleNamespace(monotonic_ns=lambda: now[0])
     monkeypatch.setattr(kept_steps, "time", clock)
-    monkeypatch.setattr(kept_steps.copy_on_donate, "separate", copies)
+    monkeypatch.setattr(copy_on_donate, "separate", copies)
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     monkeypatch.setattr(kept_steps, "_MIN_TIMES", 10)
     lazyrt.config.stop_at_nan = True
