@@ -151,23 +151,76 @@ def recorded_training(kind, steps):
             loss = step(x * 2).square().mean()
             loss.backward()
         optimizer.step()
-        held = dict([*model.named_parameters(), *model.named_buffers()])
-        held = {f"model.{name}": tensor for name, tensor in held.items()}
-        left[last_step()] = {
-            name: tensor.detach().cpu().clone()
-            for name, tensor in {"loss": loss, **held}.items()
-        }
+        left[last_step()] = copied(loss=loss, model=model)
     return left
 
 
-@pytest.mark.parametrize("kind", ["plain", "accumulated", "compiled"])
+def copied(**held):
+    """Return what tensors and modules hold now, by the names that a step gives it."""
+    tensors = {}
+    for name, each in held.items():
+        if isinstance(each, torch.Tensor):
+            tensors[name] = each
+        else:
+            inside = [*each.named_parameters(), *each.named_buffers()]
+            tensors |= {f"{name}.{path}": tensor for path, tensor in inside}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def recorded_adversaries(steps):
+    """Train two networks in half precision, with noise of a generator, a falling rate and a mean of weights."""
+    torch.manual_seed(3)
+    noise = torch.Generator("lazyrt").manual_seed(5)
+    maker = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+    ).to("lazyrt")
+    judge = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3)).to(
+        "lazyrt"
+    )
+    mean = torch.optim.swa_utils.AveragedModel(maker)
+    rate = torch.tensor(0.1, device="lazyrt")
+    makes = torch.optim.SGD(maker.parameters(), lr=rate, momentum=0.9)
+    judges = torch.optim.AdamW(judge.parameters(), lr=0.02)
+    falls = torch.optim.lr_scheduler.StepLR(makes, 2, 0.5)
+    left = {}
+    for _ in range(steps):
+        z = torch.randn(6, 3, device="lazyrt", generator=noise)
+        with torch.autocast("lazyrt", dtype=torch.bfloat16):
+            fake = maker(z)
+            told = judge(fake.detach()).float().square().mean()
+        judges.zero_grad()
+        told.backward()
+        judges.step()
+        left[last_step()] = copied(told=told, fake=fake, judge=judge)
+        makes.zero_grad()
+        loss = -judge(fake.float()).square().mean()
+        loss.backward()
+        makes.step()
+        weights = {f"maker.{name}": p for name, p in maker.named_parameters()}
+        left[last_step()] = copied(loss=loss, **weights)
+        falls.step()
+        mean.update_parameters(maker)
+        maker.eval()
+        shown = maker(z).sum(1)
+        maker.train()
+        lazyrt.mark_step()
+        left[last_step()] = copied(shown=shown)
+    return left
+
+
+@pytest.mark.parametrize("kind", ["plain", "accumulated", "compiled", "adversaries"])
 def test_results_of_kept_steps_have_the_bits_that_they_had(kind):
+    train = recorded_adversaries if kind == "adversaries" else None
     with lazyrt.config.scoped(keep_values=6):
-        left = recorded_training(kind, 4)
+        left = train(4) if train else recorded_training(kind, 4)
         compiles = lazyrt.counters()["compiles"]
         lost = 0
         for number in list(left)[-3:]:
             step = lazyrt.inspect(number)
+            for at in outputs(
+                step
+            ):  # what ran for another value tells it in other bits
+                step.look(*at)
             found = {
                 held.name: step.materialise(value.node.id, value.index)
                 for value, held in step.holdings.items()
@@ -179,6 +232,24 @@ def test_results_of_kept_steps_have_the_bits_that_they_had(kind):
 
     assert not lost
     assert lazyrt.counters()["compiles"] == compiles
+
+
+def test_a_result_comes_from_its_step_though_a_peek_has_computed_it_with_another_value():
+    with lazyrt.config.scoped(keep_values=2, op_by_op_reads=True):
+        left = recorded_training("plain", 3)
+        step = lazyrt.inspect([*left][-2])  # of which nothing is held any more
+        (at,) = [
+            (value.node.id, value.index)
+            for value, held in step.holdings.items()
+            if held.name == "model.1.running_mean" and value.node is not None
+        ]
+        step.look(at[0], 0)  # what is normalised, whose op gives the mean, too
+        cost = step.cost(*at)
+        found = step.materialise(*at)
+
+        assert cost.nodes == len(step.graph.nodes)
+        assert step.cost(*at).nodes == 0
+        assert torch.equal(found, left[step.step]["model.1.running_mean"])
 
 
 def test_a_computed_tensor_leads_to_the_step_that_made_it():

@@ -374,13 +374,13 @@ class Inspection(Readable):
         value = self.value(node_id, output)
         cost_model.calibrate()
         with lock:
-            memo = self._inputs.memo
-            is_known = value in memo or self._held(value) is not None
+            inputs, again = self._ways(value)
+            is_known = value in inputs.memo or self._held(value) is not None
             if not self.is_current or is_known:
                 return Cost(nodes=0, reused=0, estimate_ns=0)
-            cone, known = cone_of((value,), memo)
+            cone, known = cone_of((value,), self._inputs.memo)
             plan = forecast_of(cone, value, reused=bool(known))
-            if self._kept is not None and (again := self._kept.nodes_for(value)):
+            if again:
                 cone, known = again, set()
                 runs = cost_model.slice_runs(again, is_new=False)
                 plan = Forecast([], runs, 0, 0)
@@ -487,8 +487,9 @@ class Inspection(Readable):
                 if leaf.kind == "data"
             }
             wanted = {v for n in self.graph.nodes for v in n.outputs if v is not None}
-            memo = self._inputs.memo.items()
-            known.update((v, data) for v, data in memo if v in wanted)
+            results = self._kept.results.memo if self._kept is not None else {}
+            memo = {**self._inputs.memo, **results}
+            known.update((v, data) for v, data in memo.items() if v in wanted)
             return {
                 value: preview.not_finite(data, value.dtype)
                 for value, data in known.items()
@@ -569,14 +570,14 @@ class Inspection(Readable):
             if reading.found is not None:
                 return
             self._require_current(f"%{node_id}")
-            memo = self._inputs.memo
-            if value in memo:
-                reading.found = peek_value(value, site, step=self._inputs)
+            inputs, again = self._ways(value)
+            if value in inputs.memo:
+                reading.found = peek_value(value, site, step=inputs)
                 return
-            cone, known = cone_of((value,), memo)
+            cone, known = cone_of((value,), self._inputs.memo)
             parts = run_parts(cone, value, reused=bool(known))
             start, compiled = cost_model.now(), compiled_ns()
-            if self._kept is not None and (again := self._kept.nodes_for(value)):
+            if self._kept is not None and again:
                 parts = cost_model.slice_runs(again, is_new=False)
                 reading.found = self._run_again(self._kept, value, site)
             if reading.found is None:
@@ -584,6 +585,11 @@ class Inspection(Readable):
             compiled = compiled_ns() - compiled
         jax_compat.block(reading.found)
         cost_model.learn(parts, cost_model.now() - start - compiled)
+
+    def _ways(self, value: Value) -> tuple[StepInputs, list[Node]]:
+        """Return where a value is remembered, and what runs again for it; nothing where a peek does."""
+        again = self._kept.nodes_for(value) if self._kept is not None else []
+        return (self._kept.results if self._kept and again else self._inputs), again
 
     def _run_again(
         self, kept: kept_steps.KeptStep, value: Value, site: SourceLocation | None
@@ -597,7 +603,7 @@ class Inspection(Readable):
             data = kept.result(value)
         except OutOfMemoryError:
             return None
-        remember(value, data, kept)
+        remember(value, data, kept.results)
         tell(value, "slice", len(kept.nodes_for(value)), 0, start, site, "")
         return data
 

@@ -73,6 +73,7 @@ class KeptStep(StepInputs):
         lines: Provenances of its nodes, by id.
         watched: Which of its results tell whether it is finite, with their positions.
         updates: What optimizers have done in it.
+        results: Remembers what it gave when it ran again; a peek rounds in another way.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class KeptStep(StepInputs):
         self._order = order
         self.watched: Mapping[Value, int] = {}
         self.updates: Updates = ()
+        self.results = StepInputs(self.number)
         self.floats, self.ints, self.rng = pending.floats, pending.ints, pending.rng
         self._keepers: dict[int, Buffer] = {}
         self._owners, self._donated = pending.owners, donated
@@ -205,6 +207,7 @@ class KeptStep(StepInputs):
         self._keepers.clear()
         self.own.clear()
         self.memo, self.memo_bytes = {}, 0
+        self.results = StepInputs()
 
 
 def keeper_of(value: Value, data: Array) -> Buffer:
