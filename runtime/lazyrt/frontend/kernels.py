@@ -428,7 +428,6 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> FunctionType:
     ]
     source.scope.update(
         shares=_shares,
-        overlap=_overlap,
         one_by_one=_one_by_one,
         count_write=increment_version,
     )
@@ -438,7 +437,7 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> FunctionType:
     # Tensors that overlap without being equal have values that were not seen together before.
     lines.insert(
         lines.index("if r is None:") + 1,
-        f"  if overlap([{names}]): return one_by_one(func, [{everything}])",
+        f"  if shares([{names}]): return one_by_one(func, [{everything}])",
     )
     written = ["write_all(a0, v0, r)", "count_write(a0)"]
     return source.build([*lines, *written, *_AFTER, "return None"])
@@ -446,26 +445,23 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> FunctionType:
 
 def _shares(lists: list[Any]) -> bool:
     """Return whether writing one tensor of the first list changes another one's operand."""
-    owners: dict[int, int] = {}
-    for position, tensor in enumerate(lists[0]):
-        if owners.setdefault(id(state_of(tensor).base), position) != position:
-            return True
-    return any(
-        owners.get(id(state_of(tensor).base), position) != position
-        for tensors in lists[1:]
-        for position, tensor in enumerate(tensors)
-        if tensor.device.type == DEVICE_TYPE
-    )
-
-
-def _overlap(lists: list[Any]) -> bool:
-    """Return what `_shares` does, where the values differ: then only views of a buffer overlap."""
     try:
-        states = [t.untyped_storage()._lazyrt for tensors in lists for t in tensors]
-    except (AttributeError, NotImplementedError):  # a tensor of another device
-        return _shares(lists)
-    whole = all(state.__class__ is Buffer for state in states)
-    return not whole and _shares(lists)
+        states = [[t.untyped_storage()._lazyrt for t in part] for part in lists]
+    except (AttributeError, NotImplementedError):  # a tensor of another device, say
+        states = [
+            [state_of(t) if t.device.type == DEVICE_TYPE else None for t in part]
+            for part in lists
+        ]
+    bases = [
+        [s if s is None or s.__class__ is Buffer else s.base for s in part]
+        for part in states
+    ]
+    owners = {base: position for position, base in enumerate(bases[0])}
+    return len(owners) < len(bases[0]) or any(
+        owners.get(base, position) != position
+        for part in bases[1:]
+        for position, base in enumerate(part)
+    )
 
 
 def _one_by_one(func: torch._ops.OpOverload, args: list[Any]) -> None:

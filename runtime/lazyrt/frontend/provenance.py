@@ -467,30 +467,26 @@ def _find_anchor(frame: FrameType | None) -> _Anchor | None:
     return found
 
 
+# The user's lines, the outermost first; the module; what generated code stands for; the line of the
+# package that the innermost user's line has called.
+_Found = tuple[
+    tuple["SourceLocation", ...], str, "Original | None", "SourceLocation | None"
+]
+
+
 class Walk:
     """What the first op that a call of a kernel records has found out, for the others.
 
     Attributes:
-        stack: The user's lines, the outermost first; None until somebody has walked.
-        module: Name of the innermost module that is called.
-        compiled: What the innermost line of generated code stands for.
+        found: What the stack tells; None until somebody has walked.
         origin: The provenance that all of the call's ops have, once that is known.
     """
 
-    __slots__ = ("compiled", "library", "module", "origin", "stack")
+    __slots__ = ("found", "origin")
 
     def __init__(self) -> None:
-        self.stack: tuple[SourceLocation, ...] | None = None
-        self.library: SourceLocation | None = None
-        self.module = ""
-        self.compiled: Original | None = None
+        self.found: _Found | None = None
         self.origin: Provenance | None = None
-
-
-# The user's lines, the outermost first; the module; what generated code stands for; the package's line.
-_Found = tuple[
-    tuple["SourceLocation", ...], str, "Original | None", "SourceLocation | None"
-]
 
 
 class _Mark:
@@ -501,21 +497,18 @@ class _Mark:
     whether there is any finds none.
 
     Attributes:
-        stack: The user's lines, the outermost first.
-        module: Name of the innermost module that is called.
-        root: The outermost one.
-        compiled: What the innermost line of generated code stands for.
-        library: The package's line that the innermost user's line has called.
+        found: What the stack tells from there outward; its module is the innermost that is called.
+        root: The outermost module that is called.
     """
 
-    __slots__ = ("compiled", "epoch", "library", "module", "root", "stack")
+    __slots__ = ("epoch", "found", "root")
 
     def __init__(
         self,
         found: _Found = ((), "", None, None),
         root: _Reference | None = None,
     ) -> None:
-        self.stack, self.module, self.compiled, self.library = found
+        self.found = found
         self.root = root
         self.epoch = _epoch
 
@@ -532,26 +525,13 @@ class _Mark:
         compiled: Original | None,
     ) -> _Found:
         """Return what holds with some frames more, whose lines come innermost first."""
-        if not stack:
-            return (
-                self.stack,
-                self.module,
-                compiled or self.compiled,
-                library or self.library,
-            )
-        lines = (*self.stack, *reversed(stack))[-_MAX_STACK:]
-        return lines, self.module, compiled or self.compiled, library
-
-    def called(self, frame: FrameType) -> _Mark:
-        """Return what holds below a call of a module."""
-        module = _called(frame)
-        if module is None:
-            return self
-        root = None if self.root is None else self.root()
-        # No `or`: a module may have a length, or refuse to.
-        root = module if root is None else root
-        name, reference = _name_of(module, root)
-        return _Mark((self.stack, name, self.compiled, self.library), reference)
+        around, module, outer, called = self.found
+        if stack:
+            lines = (*around, *reversed(stack))[-_MAX_STACK:]
+            return lines, module, compiled or outer, library
+        if compiled is None and (library is None or not around):
+            return self.found
+        return around, module, compiled or outer, library or called
 
 
 def _walk(start: FrameType | None) -> _Found:
@@ -596,10 +576,14 @@ def _walk(start: FrameType | None) -> _Found:
         elif anchor is None:
             live.anchor = _find_anchor(start) or _NO_ANCHOR
     for frame, kind, *inner in reversed(parts):
-        if stack or library is not None or compiled is not None:
-            found = _Mark(found.within(stack, library, compiled), found.root)
-        if kind == "call":
-            found = found.called(frame)
+        told, reference = found.within(stack, library, compiled), found.root
+        module = _called(frame) if kind == "call" else None
+        if module is not None:
+            root = None if reference is None else reference()
+            # No `or`: a module may have a length, or refuse to.
+            name, reference = _name_of(module, module if root is None else root)
+            told = told[0], name, told[2], told[3]
+        found = _Mark(told, reference)
         if not frame.f_trace:  # no debugger's
             frame.f_trace = found
         stack, library, compiled = inner
@@ -607,43 +591,34 @@ def _walk(start: FrameType | None) -> _Found:
 
 
 def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
-    """Return the provenance of an op being recorded `depth` frames up.
+    """Return the provenance of an op being recorded, and remember it for its backward ops.
 
     Args:
         args: The new node's arguments: a backward op whose forward op was recorded without
             its sequence number inherits the module of its newest operand.
-        depth: Frames to skip.
+        depth: Frames to skip, all of them lazyrt's own.
         walk: What the call's ops before have found out, or will.
     """
     global _latest
-    if walk is None or walk.stack is None:
-        stack, module, compiled, library = _walk(sys._getframe(depth))
-        if not stack:
-            library = None
+    found = None
+    if walk is not None:
+        if walk.origin is not None:
+            return walk.origin
+        found = walk.found
+    if found is None:
+        found = _found_from(depth + 1)
         if walk is not None:
-            walk.stack, walk.module, walk.compiled = stack, module, compiled
-            walk.library = library
-    elif walk.origin is not None:
-        return walk.origin
-    else:
-        stack, module, compiled = walk.stack, walk.module, walk.compiled
-        library = walk.library
-    if compiled is not None:
-        return _of_compiled(compiled, stack, module)
+            walk.found = found
     scope, name = active.labels()
     running = autograd_node()
-    # Ops of one line follow each other, and have one provenance together.
-    latest = _latest
-    if latest.stack == stack:
-        stack = latest.stack
+    if found[2] is not None:
+        return _of_compiled(found, scope, name, running)
+    known, latest = _latest
     backward = None
     if running is not None:
         node, sequence = running
         forward = _forward_of(sequence, args)
-        if forward is None:
-            module = ""
-        else:
-            module = forward.module
+        if forward is not None:
             scope = scope or forward.scope
         backward = latest.backward
         if (
@@ -653,24 +628,45 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
             or backward.autograd_node != node
         ):
             backward = BackwardOf(node, sequence, forward)
+    # Ops of one line follow each other, and have one provenance together.
     if (
         latest.backward is not backward
-        or latest.stack is not stack
-        or latest.module != module
         or latest.scope != scope
         or latest.step != name
-        or latest.library != library
+        or (known is not found and known != found)
     ):
+        stack, module, _, library = found
+        if latest.stack == stack:
+            stack = latest.stack
+        if backward is not None:
+            module = "" if backward.forward is None else backward.forward.module
         site = stack[-1] if stack else None
-        latest = _latest = Provenance(
-            site, module, backward, stack, scope, name, library
-        )
+        latest = _new(Provenance, (site, module, backward, stack, scope, name, library))
+        _latest = found, latest
+    if backward is None:
+        _remember_forward(latest)
     if walk is not None and (backward is None or backward.sequence in _forwards.ops):
         walk.origin = latest
     return latest
 
 
-_latest = Provenance(None, "")
+def _found_from(depth: int) -> _Found:
+    """Return what the stack tells, `depth` frames up and farther."""
+    try:
+        frame = sys._getframe(depth)
+    except ValueError:  # a thread of torch's own runs nothing but the kernel
+        return _walk(None)
+    mark: Any = frame.f_trace
+    # A step's first walk goes all the way, to find its anchor.
+    if isinstance(mark, _Mark) and mark.epoch == _epoch and live.anchor is not None:
+        return mark.found
+    return _walk(frame)
+
+
+# What the stack has told of the latest op, and its provenance.
+_latest: tuple[_Found | None, Provenance] = (None, Provenance(None, ""))
+# A named tuple's own fills in defaults, in four times the time.
+_new: Any = tuple.__new__
 _NO_ANCHOR: Any = _Anchor(None, None, [])  # type: ignore[arg-type]
 
 
@@ -718,25 +714,30 @@ def place(depth: int = 1) -> tuple[Any, ...]:
 
 
 def _of_compiled(
-    compiled: Original, around: tuple[SourceLocation, ...], called: str
+    found: _Found, scope: str, name: str, running: tuple[str, int] | None
 ) -> Provenance:
-    """Return the provenance of an op of a compiled graph.
+    """Return the provenance of an op of a compiled graph, and remember a forward one.
 
     Args:
-        compiled: Where the op stands in the function that was compiled.
-        around: The user's frames around the call of the graph, the outermost first.
-        called: The module whose call ran the graph: that of ops in no module that it calls.
+        found: What the stack tells: the user's frames around the call of the graph, the module whose
+            call ran it, which is that of ops in no module that the graph calls, and where the op
+            stands in the function that was compiled.
+        scope: Labels of the open scopes.
+        name: That of the innermost step.
+        running: Autograd's node and its sequence number in backward.
     """
-    scope, name = active.labels()
+    around, called, compiled, _ = found
+    assert compiled is not None
     module = compiled.module or called
     inner = tuple(map(_with_cell, filter(_is_users, compiled.stack)))
     stack = (*around, *inner)[-_MAX_STACK:]
     site = stack[-1] if stack else None
-    running = autograd_node()
     innermost = compiled.stack[-1:]
     library = innermost[0] if innermost and is_packages(innermost[0].file) else None
     if running is None:
-        return Provenance(site, module, None, stack, scope, name, library)
+        origin = Provenance(site, module, None, stack, scope, name, library)
+        _remember_forward(origin)
+        return origin
     forward = Provenance(site, module, None, stack, scope, "", library)
     called_at = around[-1] if around else site
     return Provenance(
@@ -753,18 +754,18 @@ def _with_cell(site: SourceLocation) -> SourceLocation:
     return site if cell is None else dataclasses.replace(site, cell=cell)
 
 
-def remember_forward(origin: Provenance) -> None:
+def _remember_forward(origin: Provenance) -> None:
     """Note under which autograd sequence number a forward op ran, for its backward ops.
 
     Only the first op after a number was given out is the one that it was given to: ops that
     need no gradient get none.
     """
     if torch.is_grad_enabled():
-        number = sequence_number() - 1
-        if number == _forwards.noted:
+        number, forwards = sequence_number() - 1, _forwards
+        if number == forwards.noted:
             return
-        _forwards.noted = number
-        ops = _forwards.ops
+        forwards.noted = number
+        ops = forwards.ops
         if len(ops) > _MAX_SEQUENCES:
             ops.clear()
         ops[number] = origin
@@ -775,11 +776,11 @@ def _forward_of(sequence: int, args: Any) -> Provenance | None:
 
     Each thread counts its ops: this one's own come first, then those of the newest thread.
     """
-    for table in (_forwards.ops, *reversed(_tables)):
+    found = _forwards.ops.get(sequence)
+    tables = iter(reversed(_tables))
+    while found is None and (table := next(tables, None)) is not None:
         found = table.get(sequence)
-        if found is not None:
-            return found
-    return _newest_forward(args)
+    return found or _newest_forward(args)
 
 
 def _newest_forward(args: Any) -> Provenance | None:
@@ -867,11 +868,12 @@ def _path(modules: list[torch.nn.Module]) -> str:
     if root is inner:
         return type(root).__name__
     names = _module_names.get(root)
-    if names is None or inner not in names:
-        made = _Names((module, name) for name, module in root.named_modules())
-        if (
-            made != names
-        ):  # else it is no part of the other, such as a loss made for one call
-            names = _module_names[root] = made
-            _paths.clear()
+    # What is no part of the other is known by its class, such as a loss made for one call.
+    if names is None or (
+        inner not in names and any(each is inner for each in root.modules())
+    ):
+        names = _module_names[root] = _Names(
+            (module, name) for name, module in root.named_modules()
+        )
+        _paths.clear()
     return names.get(inner, type(inner).__name__)

@@ -17,6 +17,7 @@ from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import scalars as positions_of_slices
 from lazyrt.frontend.infer import RESULT_TYPES, Result
+from lazyrt.frontend.provenance import capture
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.frontend.value_checks import base_name, must_stay
 from lazyrt.ir.fingerprint import is_alike, note_emptied, set_twin
@@ -55,6 +56,8 @@ _liftable: dict[Op, tuple[int, ...]] = {}
 _numbered: dict[Op, tuple[int, ...]] = {}
 # Ops that take a part of a tensor, by a position that may become an input.
 _moving: set[Op] = set()
+# Ops whose key is what is recorded: they take no number or position that may become an input.
+_plain: set[Op] = set()
 _composed: list[Tables] = []
 _forced: set[Op] = set()
 _node_count = 0
@@ -83,6 +86,8 @@ def operation(func: torch._ops.OpOverload) -> Op:
         _numbered[op] = _positions(func, _liftable[op])
         if positions_of_slices.has_position(func):
             _moving.add(op)
+        elif not _numbered[op]:
+            _plain.add(op)
     return op
 
 
@@ -129,23 +134,21 @@ def miss(
     """
     if torch.get_default_dtype() is not _default_dtype:
         forget_nodes()
-    if op in _forced:
-        raise FallbackNeeded("lazyrt.fallback() asked for it")
     cache = op.cache
-    numbered = _numbered[op]
-    if numbered:
-        numbers = _numbers(args, numbered)
-        positions = _liftable[op]
+    if op not in _plain:
+        if op in _forced:
+            raise FallbackNeeded("lazyrt.fallback() asked for it")
+        numbers, positions = _numbers(args, _numbered[op]), _liftable[op]
         if numbers and not must_stay(op.func, args, numbers) and positions:
             args = _lift(op, args, positions)
             found = cache.get(args)
             if found is not None:
                 return found
-    if op in _moving:
-        dynamic = positions_of_slices.lift_positions(op, args, 3)
-        if dynamic is not None:
-            func, new_args = dynamic
-            return functional(operation(func), new_args, walk)
+        if op in _moving:
+            dynamic = positions_of_slices.lift_positions(op, args, 3)
+            if dynamic is not None:
+                func, new_args = dynamic
+                return functional(operation(func), new_args, walk)
     if called is not None and op.name in RESULT_TYPES:
         called = None
     known = op.known.get(args if called is None else (called, args))
@@ -179,11 +182,11 @@ def record_again(known: Any, walk: provenance.Walk | None) -> Any:
         raise FallbackNeeded(node.spec.failure)
     if node.id in carried:
         # The pending one keeps its line, so this one is another node until they are merged.
-        made = _twin_of(node, node.args, _take_number(), _capture(node.args, walk))
+        made = _twin_of(node, node.args, _take_number(), capture(node.args, 4, walk))
         pending.may_repeat = True
         return map_values(known, lambda value: made.outputs[value.index])
     if node.id not in present.origins:
-        _note_origin(node.id, _capture(node.args, walk))
+        _note_origin(node.id, capture(node.args, 4, walk))
     return known
 
 
@@ -191,22 +194,15 @@ def record_together(values: Iterable[Value]) -> None:
     """Record known ops of one call, as `record_again` does each of them; none that is taken back."""
     global _interned
     walk, origins = provenance.Walk(), present.origins
+    before, origin = len(origins), None
     for value in values:
         node: Any = value.node
         if node.spec.failure:
             raise FallbackNeeded(node.spec.failure)
         if node.id not in origins:
-            origins[node.id] = walk.origin or _capture(node.args, walk)
-            _interned += 1
-
-
-def _capture(args: Args, walk: provenance.Walk | None) -> Provenance:
-    """Return the provenance of an op that is being recorded, and remember it for its backward ops."""
-    is_first = walk is None or walk.origin is None
-    origin = provenance.capture(args, 4, walk)
-    if is_first and origin.backward is None:
-        provenance.remember_forward(origin)
-    return origin
+            origins[node.id] = origin or capture(node.args, 4, walk)
+            origin = walk.origin
+    _interned += len(origins) - before
 
 
 def _note_origin(number: int, origin: Provenance) -> None:
@@ -282,7 +278,7 @@ def _data_decides(op: Op) -> str | None:
 
 def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) -> Node:
     number = _take_number()
-    node = RecordedNode(number, op, args, _capture(args, walk))
+    node = RecordedNode(number, op, args, capture(args, 4, walk))
     outputs: list[Value | None] = []
     _collect(node, result, outputs)
     node.outputs = tuple(outputs)
@@ -538,6 +534,7 @@ def force_fallback(name: str | torch._ops.OpOverload) -> None:
     with lock:
         op = operation(func)
         _forced.add(op)
+        _plain.discard(op)
         for tables in (op, *_composed):
             tables.forget()
 
