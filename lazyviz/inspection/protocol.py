@@ -8,6 +8,7 @@ thing that changes on the screen. Anybody who can reach the page may have sent a
 
 from __future__ import annotations
 
+import re
 import reprlib
 import threading
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
 
 from lazyviz.draw import svg
-from lazyviz.draw.layout import lay_out
+from lazyviz.draw.layout import lay_out, to_dot
 from lazyviz.draw.svg import legend_svg
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ def hello() -> Reply:
 
 
 def panel_reply(
-    body: str, box: int | None, then: Reply | None = None, seen: Sequence[int] = ()
+    body: str,
+    box: int | None = None,
+    then: Reply | None = None,
+    seen: Sequence[int] = (),
 ) -> Reply:
     """Return what fills a page's panel, as HTML, and which drawn box it is about.
 
@@ -236,7 +240,15 @@ class Walk(ABC, Generic[ProgramT]):
         Raises:
             RequestError: It is none of ours.
         """
-        yield from answered(request, self._answers(), self._what)
+        own = {"save": self._save, "back": self._back}
+        yield from answered(request, own | self._answers(), self._what)
+
+    def _save(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Send what is shown as a file, which the page saves: a picture, or for graphviz."""
+        kind, shown = choice(request, "name", ("svg", "dot")), self._shown
+        written = svg.emit(shown, lay_out(shown)) if kind == "svg" else to_dot(shown)
+        name = "-".join(re.findall(r"\w+", self.title))
+        yield {"kind": "file", "name": f"{name}.{kind}", "text": written}
 
     @property
     def _view(self) -> View[ProgramT]:
@@ -263,15 +275,12 @@ class Walk(ABC, Generic[ProgramT]):
         level = number(request, "level", len(self._views))
         del self._views[level + 1 :]
         yield self._drawn()
-        yield panel_reply(self.overview(), None)
+        yield panel_reply(self.overview())
+
+    def _state(self) -> Reply:
+        return {"kind": "state", "controls": self.controls, "title": self.title}
 
     def _drawn(self) -> Reply:
         self._shown = self._folded()
-        return {
-            "kind": "drawing",
-            "svg": self.drawing(),
-            "legend": self.legend(),
-            "crumbs": self.crumbs,
-            "controls": self.controls,
-            "title": self.title,
-        }
+        picture = {"svg": self.drawing(), "legend": self.legend()}
+        return {**self._state(), "kind": "drawing", "crumbs": self.crumbs, **picture}

@@ -7,9 +7,7 @@ const HELP = [
 function render({ model, el }) {
   const root = element("div", "lzx-cache"), bar = element("div", "lzx-bar"), host = element("div", "lzx-host");
   const note = element("span", "lzx-note"), waiting = element("span", "lzx-waiting"), refresh = element("button", "", "Refresh"), title = element("span", "lzx-title", "Executables");
-  const question = element("button", "", "?"), help = element("div", "lzx-help");
-  question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
-  help.hidden = true; tellKeys(help, HELP);
+  const [question, help] = keyHelp("lzx-help", HELP);
   root.setAttribute("role", "region"); root.setAttribute("aria-label", "executables");
   refresh.type = "button"; refresh.title = "make the table anew (r)"; note.setAttribute("role", "status"); waiting.setAttribute("role", "status");
   bar.append(title, note, waiting, refresh, question); root.append(bar, help, host); el.append(root);
@@ -49,7 +47,6 @@ function render({ model, el }) {
       } else { button.disabled = true; ask({ kind: "evict", key: button.dataset.key }); }
     }
   });
-  question.addEventListener("click", () => { help.hidden = !help.hidden; });
   root.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
     const columns = [...host.querySelectorAll("th button")], at = columns.indexOf(document.activeElement);
