@@ -31,6 +31,7 @@ from lazyviz.inspection.protocol import (
     View,
     Walk,
     choice,
+    is_whole,
     number,
     panel_reply,
     position,
@@ -212,15 +213,9 @@ class Explorer(Walk["Program"]):
 
     def _select_input(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         box = self._input_box(request)
-        index = next(
-            (
-                i
-                for i, b in enumerate(self._shown.boxes)
-                if not b.members and b.op == box.op
-            ),
-            None,
-        )
-        yield from self._input(box, index, position(request))
+        boxes = enumerate(self._shown.boxes)
+        found = (k for k, each in boxes if not each.members and each.op == box.op)
+        yield from self._input(box, next(found, None), position(request))
 
     def _group(self, box: Box, index: int, *, is_brief: bool) -> Iterator[Reply]:
         """Tell what a folded box holds and gives, then the value of the last it gives.
@@ -316,11 +311,7 @@ class Explorer(Walk["Program"]):
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
-        bad = [
-            value.node.id
-            for value, counts in found.items()
-            if any(counts) and value.node
-        ]
+        bad = [v.node.id for v, counts in found.items() if any(counts) and v.node]
         boxes = [program.drawing.boxes[program.place[k]] for k in dict.fromkeys(bad)]
         self._chosen_overlay = "nan"
         yield self._drawn()
@@ -579,9 +570,7 @@ class Explorer(Walk["Program"]):
         if told:
             yield panel_reply(told)
             self._tells_overlay = True
-        elif (
-            self._tells_overlay
-        ):  # what was said of another overlay is not true of this one
+        elif self._tells_overlay:  # what was said of another is not true of this one
             yield panel_reply(self.overview())
 
     def _told_of(self, overlay: str) -> str:
@@ -648,11 +637,7 @@ class Explorer(Walk["Program"]):
 
     def _node_number(self, request: Mapping[str, Any]) -> int:
         node = request.get("node")
-        if (
-            not isinstance(node, int)
-            or isinstance(node, bool)
-            or node not in self._program.place
-        ):
+        if not is_whole(node) or node not in self._program.place:
             raise RequestError(
                 f"the graph has no node {quoted(node)}. Reload the page: it may show another graph."
             )

@@ -112,7 +112,7 @@ def number(request: Mapping[str, Any], name: str, count: int) -> int:
         RequestError: It has none.
     """
     found = request.get(name)
-    if not _is_whole(found) or not 0 <= found < count:
+    if not is_whole(found) or not 0 <= found < count:
         raise RequestError(
             f"{name} is {quoted(found)}, which is not a number from 0 to {count - 1}. {_RELOAD}"
         )
@@ -158,7 +158,7 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
     if (
         not isinstance(at, list)
         or len(at) > _MAX_AXES
-        or not all(_is_whole(k) and k >= 0 for k in at)
+        or not all(is_whole(k) and k >= 0 for k in at)
     ):
         raise RequestError(
             f"at is {quoted(at)}, which is no list of positions. Give one number from 0 up for "
@@ -167,7 +167,8 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(at)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a request has a whole number in a place."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
