@@ -355,7 +355,7 @@ class Session:
                 *self._waiting(graph, anew=bool(tally.executed_barriers)),
                 *(
                     self._growing(graph, len(new_ids))
-                    or self._left(figures, len(new_ids))
+                    or self._left(figures, len(new_ids), len(ids))
                 ),
             ),
             breaks=self._breaks(runtime, tally.new_steps),
@@ -386,11 +386,11 @@ class Session:
         self._told_waiting.update(each.cell for each in found)
         return tuple(map(str, found))
 
-    def _left(self, figures: Strip, new: int) -> tuple[str, ...]:
+    def _left(self, figures: Strip, new: int, pending: int) -> tuple[str, ...]:
         """Return that what a cell left pending joins the next step, once steps have run."""
         if new < _MIN_WAITING or figures.left or not self.steps:
             return ()
-        words = f"{new:,} ops are pending and will run with the next step"
+        words = f"{pending:,} ops are pending and will run with the next step"
         what_to_do = "lazyrt.mark_step() runs them now, %lazy drop drops them"
         return (f"{words}. {what_to_do}",)
 

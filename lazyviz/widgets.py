@@ -119,17 +119,14 @@ class GraphView(Page):
         return self._explorer.handle(request)
 
     def _refused(self, why: str) -> None:
-        self._apply(panel_reply(panel.refusal_html(why), box=None))
+        self._apply(panel_reply(panel.refusal_html(why)))
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
         if reply["kind"] == "drawing":
             with self.hold_sync():  # one message, so that a page never shows a mixture
-                self.title = reply["title"]
-                self.crumbs = reply["crumbs"]
-                self.legend = reply["legend"]
-                self.svg = reply["svg"]
-                self.controls = reply["controls"]
+                for name in ("title", "crumbs", "legend", "svg", "controls"):
+                    setattr(self, name, reply[name])
         elif reply["kind"] == "state":
             # What the page has chosen may be what is chosen already: tell it in any case.
             self.send({"kind": "state"})

@@ -61,10 +61,11 @@ def changed_attributes(before: str, after: str) -> str:
         'dim=0 → dim=1'
         >>> changed_attributes("body=#0123456789abcdef", "body=#fedcba9876543210")
         'differs within body'
+        >>> changed_attributes("True, [True", "False, [True")
+        'True → False'
     """
-    old, new = before.split(", "), after.split(", ")
-    gone = [part for part in old if part not in new]
-    came = [part for part in new if part not in old]
+    old, new = Counter(before.split(", ")), Counter(after.split(", "))
+    gone, came = [*(old - new).elements()], [*(new - old).elements()]
     called = [CALLED.fullmatch(part) for part in (*gone, *came)]
     if called and all(called):
         return "differs within " + ", ".join(dict.fromkeys(c[1] for c in called if c))

@@ -30,7 +30,7 @@ from lazyviz.draw.model import (
     path_text,
     title_within,
 )
-from lazyviz.draw.palette import CHANGES, CHANGES_LIGHT, KINDS, LIGHT
+from lazyviz.draw.palette import CHANGES, CHANGES_LIGHT, FOLLOWS, KINDS, LIGHT
 from lazyviz.render import html
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _add_box(
         if box.is_root:
             attributes["penwidth"] = "2"
         if box.change is not None:
-            attributes |= _CHANGE_STYLES[box.change]
+            attributes |= _CHANGE_STYLES["follows" if box.follows else box.change]
             attributes["peripheries"] = "2" if box.is_root else "1"
             facts = (box.detail, path_text(box.path), box.site)
             attributes["tooltip"] = html.dot(" ".join(fact for fact in facts if fact))
@@ -135,7 +135,7 @@ _CHANGE_STYLES = {
         "style": "rounded,filled,dashed" if change == "removed" else "rounded,filled",
         "penwidth": "1" if change == "same" else "2",
     }
-    for change, (key, _) in CHANGES.items()
+    for change, (key, _) in [*CHANGES.items(), ("follows", FOLLOWS)]
     for fill, line, _ in [CHANGES_LIGHT[key]]
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.draw.model import SAVED, path_text
 from lazyviz.render import text
-from lazyviz.render.html import markup
+from lazyviz.render.html import markup, prose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,8 +102,8 @@ def input_facts(
 
 
 def note_html(words: str) -> str:
-    """Return one quiet line."""
-    return f'<p class="lzc">{markup(words)}</p>'
+    """Return one quiet line, with what stands in backticks as code."""
+    return f'<p class="lzc">{prose(words)}</p>'
 
 
 def busy_html(words: str) -> str:
@@ -356,7 +356,7 @@ def value_html(
 
 def refusal_html(why: str) -> str:
     """Return why a request was not done."""
-    return f'<p class="lzx" role="alert">{markup(why)}</p>'
+    return f'<p class="lzx" role="alert">{prose(why)}</p>'
 
 
 def found_html(wanted: str, found: Sequence[Box], count: int) -> str:

@@ -118,7 +118,6 @@ class DiffExplorer(Walk[Union]):
             "place": self._place,
             "open": self._open,
             "inside": self._inside,
-            "back": self._back,
             "search": self._search,
             "form": self._form,
         }
@@ -132,22 +131,21 @@ class DiffExplorer(Walk[Union]):
             )
         form = choice(request, "form", forms.names)
         price = forms.price(form)
-        state = {"kind": "state", "title": self.title}
         if price and request.get("go") is not True:
-            yield panel_reply(form_offer(FORM_NAMES[form], form, price), None)
-            yield {**state, "controls": self.controls}
+            yield panel_reply(form_offer(FORM_NAMES[form], form, price))
+            yield self._state()
             return
-        yield panel_reply(busy_html("compiling …" if price else "lowering …"), None)
+        yield panel_reply(busy_html("compiling …" if price else "lowering …"))
         try:
             union = Union(forms.diff(form))
         except (HloError, RuntimeError) as error:
-            yield panel_reply(refusal_html(str(error)), None)
-            yield {**state, "controls": self.controls}
+            yield panel_reply(refusal_html(str(error)))
+            yield self._state()
             return
         graph = union.overview(self._budget)
         self._views = [View(title="all places", program=union, graph=graph)]
         yield self._drawn()
-        yield panel_reply(self.overview(), None)
+        yield panel_reply(self.overview())
 
     # --- selecting
 
@@ -234,7 +232,7 @@ class DiffExplorer(Walk[Union]):
             spots = map(self._program.spot, box.members)
             graph = self._program.folded(spots, self._budget)
             yield self._show(box.label, self._program, graph)
-            yield panel_reply(self.overview(), None)
+            yield panel_reply(self.overview())
             return
         if not self._program.inner(spot):
             raise RequestError(
@@ -253,7 +251,7 @@ class DiffExplorer(Walk[Union]):
         name, found = inner[number(request, "call", len(inner))]
         union = Union(found)
         yield self._show(name, union, union.overview(self._budget))
-        yield panel_reply(self.overview(), None)
+        yield panel_reply(self.overview())
 
     # --- finding
 
@@ -269,9 +267,7 @@ class DiffExplorer(Walk[Union]):
         boxes = self.shown.boxes
         hits = [k for k, box in enumerate(boxes) if drawn.intersection(box.members)]
         yield {"kind": "found", "boxes": hits, "count": len(found)}
-        yield panel_reply(
-            diff_panel.found_html(wanted, rows, len(found), len(spots)), None
-        )
+        yield panel_reply(diff_panel.found_html(wanted, rows, len(found), len(spots)))
 
     def _sides(self, spots: Iterable[Spot]) -> list[tuple[Change | None, Side]]:
         """Return nodes with what happened to them."""

@@ -230,7 +230,7 @@ def curve_svg(
     tall = _HEIGHT - 2 * _MARGIN
 
     def down(number: float) -> float:
-        part = (number - low) / (high - low) if high > low else 0.5
+        part = (number - low) / (high - low) if _differ(low, high) else 0.5
         return _MARGIN + tall * (1 - part)
 
     marks = "".join(
@@ -284,7 +284,7 @@ def _bars(points: Sequence[Point], span: tuple[int, int]) -> str:
     means = [sum(each) / len(each) if each else None for each in columns]
     finite = [mean for mean in means if mean is not None and math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    scale = (len(_BARS) - 1) / (high - low) if _differ(low, high) else 0.0
 
     def bar(mean: float | None) -> str:
         if mean is None:
@@ -292,6 +292,11 @@ def _bars(points: Sequence[Point], span: tuple[int, int]) -> str:
         return _BARS[round((mean - low) * scale)] if math.isfinite(mean) else "!"
 
     return "".join(map(bar, means)).rstrip()
+
+
+def _differ(low: float, high: float) -> bool:
+    """Return whether the words of a curve tell two numbers apart; else it is drawn level."""
+    return f"{low:.4g}" != f"{high:.4g}"
 
 
 def _change(name: str, points: Sequence[Point]) -> str:

@@ -31,6 +31,7 @@ from lazyviz.inspection.protocol import (
     View,
     Walk,
     choice,
+    is_whole,
     number,
     panel_reply,
     position,
@@ -168,7 +169,6 @@ class Explorer(Walk["Program"]):
             "alone": self._alone,
             "inside": self._inside,
             "focus": self._focus,
-            "back": self._back,
             "search": self._search,
             "form": self._form,
             "fold": self._fold,
@@ -205,15 +205,9 @@ class Explorer(Walk["Program"]):
 
     def _select_input(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         box = self._input_box(request)
-        index = next(
-            (
-                i
-                for i, b in enumerate(self._shown.boxes)
-                if not b.members and b.op == box.op
-            ),
-            None,
-        )
-        yield from self._input(box, index, position(request))
+        boxes = enumerate(self._shown.boxes)
+        found = (k for k, each in boxes if not each.members and each.op == box.op)
+        yield from self._input(box, next(found, None), position(request))
 
     def _group(self, box: Box, index: int, *, is_brief: bool) -> Iterator[Reply]:
         """Tell what a folded box holds and gives, then the value of the last it gives.
@@ -309,11 +303,7 @@ class Explorer(Walk["Program"]):
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
-        bad = [
-            value.node.id
-            for value, counts in found.items()
-            if any(counts) and value.node
-        ]
+        bad = [v.node.id for v, counts in found.items() if any(counts) and v.node]
         boxes = [program.drawing.boxes[program.place[k]] for k in dict.fromkeys(bad)]
         self._chosen_overlay = "nan"
         yield self._drawn()
@@ -326,20 +316,20 @@ class Explorer(Walk["Program"]):
         """Offer to run each op alone and time it; do so once the reader agrees."""
         inspection = self._require_values()
         if request.get("go") is not True:
-            yield panel_reply(panel.measure_offer(inspection.cost_of_all()), box=None)
+            yield panel_reply(panel.measure_offer(inspection.cost_of_all()))
             return
         yield _busy("running each op alone …")
         try:
             took = inspection.measure()
         except RuntimeError as error:
-            yield panel_reply(_why_not(error), box=None)
+            yield panel_reply(_why_not(error))
             return
         cast("IrProgram", self._program).measured = took
         self._chosen_overlay = "time"
         yield self._drawn()
         slowest = sorted(took, key=lambda node: -took[node])[:MAX_FOUND]
         boxes = [self._program.drawing.boxes[self._program.place[k]] for k in slowest]
-        yield panel_reply(panel.measured_html(boxes, took), box=None)
+        yield panel_reply(panel.measured_html(boxes, took))
 
     # --- moving
 
@@ -394,7 +384,7 @@ class Explorer(Walk["Program"]):
         title = path_text(box.path) or box.label
         part = inside(self._program.drawing, box.members)
         yield self._show(title, self._program, part)
-        yield panel_reply(self.overview(), box=None)
+        yield panel_reply(self.overview())
 
     def _open_call(self, box: Box) -> Iterator[Reply]:
         if not box.members or not self._program.inside(box.members[0]):
@@ -413,7 +403,7 @@ class Explorer(Walk["Program"]):
             )
         _, program = found[number(request, "call", len(found))]
         yield self._show(program.name, program, program.drawing)
-        yield panel_reply(self.overview(), box=None)
+        yield panel_reply(self.overview())
 
     def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
@@ -537,16 +527,14 @@ class Explorer(Walk["Program"]):
         form = choice(request, "form", self._subject.forms)
         price = self._subject.price(form)
         if price and request.get("go") is not True:
-            yield panel_reply(
-                panel.form_offer(programs.FORM_NAMES[form], form, price), box=None
-            )
+            yield panel_reply(panel.form_offer(programs.FORM_NAMES[form], form, price))
             yield self._state()
             return
         yield _busy("compiling …" if price else "lowering …")
         try:
             program = self._subject.program(form)
         except RuntimeError as error:
-            yield panel_reply(_why_not(error), box=None)
+            yield panel_reply(_why_not(error))
             yield self._state()
             return
         self._chosen_form = form
@@ -557,7 +545,7 @@ class Explorer(Walk["Program"]):
         if "node" in request:
             yield from self._select_node(request)
         else:
-            yield panel_reply(self.overview(), box=None)
+            yield panel_reply(self.overview())
 
     def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         view = self._view
@@ -572,12 +560,10 @@ class Explorer(Walk["Program"]):
         yield self._drawn()
         told = self._told_of(name)
         if told:
-            yield panel_reply(told, box=None)
+            yield panel_reply(told)
             self._tells_overlay = True
-        elif (
-            self._tells_overlay
-        ):  # what was said of another overlay is not true of this one
-            yield panel_reply(self.overview(), box=None)
+        elif self._tells_overlay:  # what was said of another is not true of this one
+            yield panel_reply(self.overview())
 
     def _told_of(self, overlay: str) -> str:
         """Return what a reader has to know of an overlay, or can ask for; empty if nothing."""
@@ -590,9 +576,6 @@ class Explorer(Walk["Program"]):
             return ""
         is_measured = bool(cast("IrProgram", self._program).measured)
         return "" if is_measured else panel.measure_offer(inspection.cost_of_all())
-
-    def _state(self) -> Reply:
-        return {"kind": "state", "controls": self.controls, "title": self.title}
 
     def _folded(self) -> DrawGraph:
         view = self._view
@@ -631,7 +614,7 @@ class Explorer(Walk["Program"]):
         ]
         body = panel.found_html(wanted, found[:MAX_FOUND], len(found))
         yield {"kind": "found", "boxes": marked, "count": len(found)}
-        yield panel_reply(body, box=None)
+        yield panel_reply(body)
 
     # --- checking requests
 
@@ -646,11 +629,7 @@ class Explorer(Walk["Program"]):
 
     def _node_number(self, request: Mapping[str, Any]) -> int:
         node = request.get("node")
-        if (
-            not isinstance(node, int)
-            or isinstance(node, bool)
-            or node not in self._program.place
-        ):
+        if not is_whole(node) or node not in self._program.place:
             raise RequestError(
                 f"the graph has no node {quoted(node)}. Reload the page: it may show another graph."
             )
@@ -667,7 +646,7 @@ class Explorer(Walk["Program"]):
 
 
 def _busy(words: str) -> Reply:
-    return panel_reply(panel.busy_html(words), box=None)
+    return panel_reply(panel.busy_html(words))
 
 
 def _why_not(error: RuntimeError) -> str:

@@ -359,10 +359,16 @@ class HloProgram(Program):
 
 def site_text(site: str) -> str:
     """Return a line of a lowered program as the IR names it: `cell 3 line 2`, `train.py:41`."""
-    file, colon, line = site.rpartition(":")
-    current = session.current() if colon else None
+    file, _, line = site.rpartition(":")
+    cell = file_text(file)
+    return f"{cell} line {line}" if cell != file else site.rsplit("/", 1)[-1]
+
+
+def file_text(file: str) -> str:
+    """Return what the reader knows a file as: `cell 3`, else its path."""
+    current = session.current()
     cell = current.cell_of_file(file) if current is not None else None
-    return f"cell {cell} line {line}" if cell is not None else site.rsplit("/", 1)[-1]
+    return file if cell is None else f"cell {cell}"
 
 
 def _shares(estimates: dict[int, float]) -> Amounts:

@@ -8,6 +8,7 @@ thing that changes on the screen. Anybody who can reach the page may have sent a
 
 from __future__ import annotations
 
+import re
 import reprlib
 import threading
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
 
 from lazyviz.draw import svg
-from lazyviz.draw.layout import lay_out
+from lazyviz.draw.layout import lay_out, to_dot
 from lazyviz.draw.svg import legend_svg
 from lazyviz.render.html import markup
 
@@ -86,7 +87,10 @@ def hello() -> Reply:
 
 
 def panel_reply(
-    body: str, box: int | None, then: Reply | None = None, seen: Sequence[int] = ()
+    body: str,
+    box: int | None = None,
+    then: Reply | None = None,
+    seen: Sequence[int] = (),
 ) -> Reply:
     """Return what fills a page's panel, as HTML, and which drawn box it is about, if any.
 
@@ -100,7 +104,7 @@ def panel_reply(
 def number(request: Mapping[str, Any], name: str, count: int) -> int:
     """Return a number from 0 to below `count` that a request has under a name."""
     found = request.get(name)
-    if not _is_whole(found) or not 0 <= found < count:
+    if not is_whole(found) or not 0 <= found < count:
         raise RequestError(
             f"{name} is {quoted(found)}, which is not a number from 0 to {count - 1}. {_RELOAD}"
         )
@@ -134,7 +138,7 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
     if (
         not isinstance(at, list)
         or len(at) > _MAX_AXES
-        or not all(_is_whole(k) and k >= 0 for k in at)
+        or not all(is_whole(k) and k >= 0 for k in at)
     ):
         raise RequestError(
             f"at is {quoted(at)}, which is no list of positions. Give one number from 0 up for "
@@ -143,7 +147,8 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(at)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a request has a whole number in a place."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -208,7 +213,15 @@ class Walk(ABC, Generic[ProgramT]):
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded."""
-        yield from answered(request, self._answers(), self._what)
+        own = {"save": self._save, "back": self._back}
+        yield from answered(request, own | self._answers(), self._what)
+
+    def _save(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Send what is shown as a file, which the page saves: a picture, or for graphviz."""
+        kind, shown = choice(request, "name", ("svg", "dot")), self._shown
+        written = svg.emit(shown, lay_out(shown)) if kind == "svg" else to_dot(shown)
+        name = "-".join(re.findall(r"\w+", self.title))
+        yield {"kind": "file", "name": f"{name}.{kind}", "text": written}
 
     @property
     def _view(self) -> View[ProgramT]:
@@ -235,18 +248,15 @@ class Walk(ABC, Generic[ProgramT]):
         level = number(request, "level", len(self._views))
         del self._views[level + 1 :]
         yield self._drawn()
-        yield panel_reply(self.overview(), None)
+        yield panel_reply(self.overview())
+
+    def _state(self) -> Reply:
+        return {"kind": "state", "controls": self.controls, "title": self.title}
 
     def _drawn(self) -> Reply:
         self._shown = self._folded()
-        return {
-            "kind": "drawing",
-            "svg": self.drawing(),
-            "legend": self.legend(),
-            "crumbs": self.crumbs,
-            "controls": self.controls,
-            "title": self.title,
-        }
+        picture = {"svg": self.drawing(), "legend": self.legend()}
+        return {**self._state(), "kind": "drawing", "crumbs": self.crumbs, **picture}
 
 
 # --- tables

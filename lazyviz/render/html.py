@@ -95,7 +95,11 @@ def prose(words: str) -> str:
         >>> prose("`x < 1` is another number")
         '<code>x &lt; 1</code> is another number'
     """
-    return _CODE.sub(r"<code>\1</code>", markup(words))
+    return _coded(markup(words))
+
+
+def _coded(escaped: str) -> str:
+    return _CODE.sub(r"<code>\1</code>", escaped)
 
 
 def sentences(lines: Sequence[str]) -> str:
@@ -130,12 +134,12 @@ def pre(listing: str) -> str:
 
 
 def wrapped(words: str) -> str:
-    """Return text with its own line ends; longer lines end between words."""
+    """Return text with its own line ends; longer lines end between words, backticks are code."""
     style = (
         "font-size:12px;line-height:1.4;margin:4px 0;"
         "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
     )
-    return f'<pre style="{style}">{markup(words)}</pre>'
+    return f'<pre style="{style}">{prose(words)}</pre>'
 
 
 def folded(summary: str, body: str, *, is_open: bool = False) -> str:
@@ -149,7 +153,7 @@ def folded(summary: str, body: str, *, is_open: bool = False) -> str:
 
 
 def breakable(words: str) -> str:
-    """Return escaped text whose long words may end a line where a part of them ends.
+    """Return `prose` whose long words may end a line where a part of them ends.
 
     Example:
         >>> breakable("15m55.564619s"), breakable("model.head.weight")
@@ -157,14 +161,14 @@ def breakable(words: str) -> str:
     """
     # A path stays whole, so that a report finds the home directory in it.
     if "/" in words:
-        return markup(words)
+        return prose(words)
     text, end = "", 0
     for found in _LONG.finditer(words):
         ends = UNIT_END if _QUANTITY_START.match(found[0]) else _HUMP
         parts = map(markup, ends.split(found[0]))
         text += markup(words[end : found.start()]) + "<wbr/>".join(parts)
         end = found.end()
-    return text + markup(words[end:])
+    return _coded(text + markup(words[end:]))
 
 
 def source_map(

@@ -348,12 +348,12 @@ def now_text(state: Status, mode: str) -> str:
 
 
 def _headline(strip: Strip) -> str:
-    """Return the first thing that a user may want to act on, in a line that does not wrap."""
+    """Return the first thing that a user may want to act on, in two lines at most."""
     found = urgent_notes(strip)
     if not found:
         return ""
     more = f"1 of {len(found)}: " if len(found) > 1 else ""
-    style = "display:block;opacity:.75;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
+    style = "display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:2;overflow:hidden;opacity:.75"
     # A viewer that takes styles out would run both lines into one.
     return f'<br><span style="{style}">{more}{prose(found[0])}</span>'
 

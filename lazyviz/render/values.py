@@ -29,7 +29,6 @@ _HISTOGRAM = (220, 60)
 _SHOWN_PIXELS = 192
 _SCALE_STEPS, _SCALE_SIZE = 32, (96, 8)
 _MIN_SIDE = 2
-_COLOUR_CHANNELS = 3
 _CHANNELS = (1, 3)
 _MIN_IMAGE = 8  # rows and columns of an image; a matrix of 3 rows is none
 _PLANE = 2
@@ -89,14 +88,15 @@ def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
-    """Return small planes of numbers as a picture: one as a heat map, channels as an image.
+    """Return planes of numbers as a picture: one as a heat map, three channels as an image.
 
     A heat map has its numbers, so that a page's script can tell the value under the pointer. `sizes`
     are rows and columns of what it was made from.
     """
+    if planes.shape[:-_PLANE] == (1,):
+        planes = planes[0]
     if planes.ndim > _PLANE:
-        what = "image" if len(planes) == _COLOUR_CHANNELS else "greyscale image"
-        pixels = _rgb(np.broadcast_to(planes, (_COLOUR_CHANNELS, *planes.shape[1:])))
+        what, pixels = "image", _rgb(planes)
     else:
         what, pixels = "heat map", _coloured(planes)
     rows, columns = pixels.shape[:2]

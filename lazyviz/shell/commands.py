@@ -17,6 +17,7 @@ from lazyviz.doc import Code, Doc, Line, Part, Sentence
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import live, tables
 from lazyviz.inspection.graph_breaks import break_of
+from lazyviz.inspection.programs import file_text
 from lazyviz.inspection.subjects import LAST, NothingToShow, Target
 from lazyviz.render import text
 from lazyviz.views import (
@@ -725,10 +726,3 @@ def _words(rest: str) -> list[str]:
         return shlex.split(rest, posix=False)
     except ValueError:  # a quote without its end, which `value` tells of
         return rest.split()
-
-
-def file_text(file: str) -> str:
-    """Return what the reader knows a file as: `cell 3`, else its path."""
-    current = sessions.current()
-    cell = current.cell_of_file(file) if current is not None else None
-    return file if cell is None else f"cell {cell}"

@@ -52,9 +52,21 @@ function keepKeys(root) {
   keep(root); root.addEventListener("focusin", (e) => keep(e.target));
 }
 
-// The keys of a view, each with what it does.
-function tellKeys(place, keys) {
-  for (const [key, does] of keys) { const one = element("span", "lz-key", ` ${does}`); one.prepend(element("kbd", "", key)); place.append(one, " "); }
+function pushButton(text, label, data = {}) {
+  const made = element("button", "", text); made.type = "button"; made.title = label; made.setAttribute("aria-label", label);
+  Object.assign(made.dataset, data); return made;
+}
+
+// The keys of a view, each with what it does, and the button that shows them.
+function keyHelp(className, keys) {
+  const help = element("div", className), question = pushButton("?", "keys");
+  for (const [key, does] of keys) {
+    const one = element("span", "", ` ${does}`), cap = element("kbd", "", key); one.prepend(cap); help.append(one, " ");
+    one.style = "white-space: nowrap; margin-right: 8px";
+    cap.style = "font: inherit; border: 1px solid var(--lz-line); border-radius: 3px; padding: 0 4px; background: none; box-shadow: none; color: var(--lz-ink)";
+  }
+  help.hidden = true; question.addEventListener("click", () => { help.hidden = !help.hidden; });
+  return [question, help];
 }
 
 // The static copy above a widget is for pages without a kernel; returned is what shows it again.

@@ -144,8 +144,8 @@ function panAndZoom(host, chart) {
 
 function render({ model, el }) {
   const root = element("div", "lzg"), bar = element("div", "lzg-bar"), row = element("div", "lzg-row");
-  const title = element("span", "lzg-title"), crumbs = element("nav", "lzg-crumbs"), help = element("div", "lzg-help"), waiting = element("div", "lzg-waiting");
-  const search = element("input"), question = element("button", "", "?"), choices = element("span", "lzg-choices");
+  const title = element("span", "lzg-title"), crumbs = element("nav", "lzg-crumbs"), waiting = element("div", "lzg-waiting");
+  const search = element("input"), [question, help] = keyHelp("lzg-help", HELP), choices = element("span", "lzg-choices");
   const selects = {}, hops = element("select");
   const labelled = (text, control) => { const label = element("label", "", `${text} `); label.append(control); return label; };
   for (const [name, text, key] of SELECTS) {
@@ -160,17 +160,15 @@ function render({ model, el }) {
   const zooms = element("span", "lzg-zoom"), chart = element("div", "lzg-map"), head = element("div", "lzg-head"), tools = element("div", "lzg-tools");
   chart.setAttribute("aria-hidden", "true"); chart.title = "the whole drawing: drag to move";
   for (const [key, text, label] of [["+", "+", "zoom in"], ["-", "−", "zoom out"], ["0", "⤢", "whole drawing"]]) {
-    const one = element("button", "", text); one.type = "button"; one.title = label; one.setAttribute("aria-label", label);
-    one.addEventListener("click", () => view.key(key)); zooms.append(one);
+    const one = pushButton(text, label); one.addEventListener("click", () => view.key(key)); zooms.append(one);
   }
+  for (const name of ["svg", "dot"]) zooms.append(pushButton(`.${name}`, `save this drawing as .${name}`, { kind: "save", name }));
   search.type = "search"; search.placeholder = "search op, type, name, line …"; search.setAttribute("aria-label", "search the graph");
-  question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
   crumbs.setAttribute("aria-label", "drawings");
   host.tabIndex = 0; host.setAttribute("role", "application");
   host.setAttribute("aria-label", "graph: arrows pan, plus and minus zoom, zero shows all, Tab walks the ops, Enter shows a value");
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
-  help.hidden = true; waiting.hidden = true; waiting.setAttribute("role", "status");
-  tellKeys(help, HELP);
+  waiting.hidden = true; waiting.setAttribute("role", "status");
   head.append(title, question); tools.append(choices, zooms, search);
   bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
   keepKeys(root);
@@ -229,11 +227,16 @@ function render({ model, el }) {
       crumbs.append(button);
     });
   };
+  const save = (file) => {
+    const link = element("a"); link.download = file.name; link.href = URL.createObjectURL(new Blob([file.text]));
+    link.click(); URL.revokeObjectURL(link.href);
+  };
   const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
     if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) { if (message.seen) view.frame(message.seen.map(numbered).filter(Boolean)); else view.reveal(shown); if (held) shown.focus({ preventScroll: true }); } held = false; }
     if (message.then && latest?.brief) later = setTimeout(() => ask(message.then), DOUBLE_MS);
     if (message.kind === "state") control();
+    if (message.kind === "file") save(message);
     if (message.kind === "found") mark("hit", message.boxes);
   };
   const requested = (target) => {
@@ -291,7 +294,6 @@ function render({ model, el }) {
     if (e.key === "Enter") ask({ kind: "search", text: search.value });
     if (e.key === "Escape") { search.value = ""; mark("hit", []); host.focus(); }
   });
-  question.addEventListener("click", () => { help.hidden = !help.hidden; });
 
   const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }

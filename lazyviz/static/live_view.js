@@ -14,9 +14,7 @@ function render({ model, el }) {
   waiting.hidden = true; waiting.setAttribute("role", "status"); note.setAttribute("role", "status"); title.setAttribute("role", "status");
   root.setAttribute("role", "region"); root.setAttribute("aria-label", model.get("what") || "table");
   keepKeys(root);
-  const question = element("button", "", "?"), help = element("div", "lzl-help");
-  question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
-  help.hidden = true; tellKeys(help, HELP);
+  const [question, help] = keyHelp("lzl-help", HELP);
   bar.append(title, stale, refresh, question); root.append(bar, help, waiting, note, table); el.append(root);
   const { ask, send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
 
@@ -53,7 +51,6 @@ function render({ model, el }) {
   const name = () => { title.textContent = brief(model.get("title")); };
   const age = () => { stale.hidden = !model.get("stale"); };
 
-  question.addEventListener("click", () => { help.hidden = !help.hidden; });
   root.addEventListener("click", (e) => {
     const button = e.target.closest("button[data-kind]");
     if (!button) return;

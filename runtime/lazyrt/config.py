@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-import sys
 import threading
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -397,11 +396,10 @@ def _initial_origin(name: str) -> str:
 
 def _assignment(name: str, value: object) -> str:
     """Return the line of code that assigns a setting."""
-    frame = sys._getframe(2)  # noqa: SLF001 - Python's own way to a caller
-    while frame.f_back and frame.f_code.co_filename in {__file__, contextlib.__file__}:
-        frame = frame.f_back
-    where = Path(frame.f_code.co_filename).name
-    return f"config.{name} = {value!r} at {where}:{frame.f_lineno}"
+    from lazyrt.frontend.provenance import user_site
+
+    site = user_site()
+    return f"config.{name} = {value!r}{f' at {site}' if site else ''}"
 
 
 config = Config()

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 from jax._src import compiler as _private_compiler
+from jax._src import config as _private_config
 from jax._src import distributed, xla_bridge
 from jax._src import lib as _private_lib
 from jax._src.interpreters import mlir as _private_mlir
@@ -250,7 +251,9 @@ def compile_function(
     options = dict(_OPTIONS)
     if fast and device().platform == "cpu":
         options |= FAST_OPTIONS
-    with scope(), warnings.catch_warnings():
+    # The module has the user's lines; those of this file would be what has none's.
+    no_lines = _private_config.traceback_in_locations_limit(0)
+    with scope(), warnings.catch_warnings(), no_lines:
         warnings.filterwarnings(
             "ignore", message="Some donated buffers were not usable"
         )

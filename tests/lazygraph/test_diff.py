@@ -345,3 +345,34 @@ def test_what_holds_a_node_stays_with_it_when_dead_nodes_are_dropped():
         "parameter": "batch",
         "exp": "loss",
     }
+
+
+PACKED = """HloModule step
+
+%pick (f: f64[3], k: s64[]) -> f64[] {
+  %f = f64[3] parameter(0)
+  %k = s64[] parameter(1)
+  %d = f64[1] dynamic-slice(%f, %k), dynamic_slice_sizes={1}
+  ROOT %r = f64[] reshape(%d)
+}
+
+ENTRY %main (floats: f64[3], n: s64[]) -> (f64[], s64[]) {
+  %floats = f64[3] parameter(0)
+  %n = s64[] parameter(1)
+  %one = s64[] constant(1)
+  %at = s64[] constant(1)
+  %picked = f64[] call(%floats, %at), to_apply=%pick
+  %more = s64[] add(%n, %one)
+  ROOT %t = (f64[], s64[]) tuple(%picked, %more)
+}
+"""
+
+
+def test_a_position_that_an_op_shares_is_no_other_number_for_it():
+    """XLA makes one of equal constants: the position of a packed number, and what a step counts by."""
+    shared = PACKED.replace("  %at = s64[] constant(1)\n", "").replace("%at)", "%one)")
+    moved = PACKED.replace("%at = s64[] constant(1)", "%at = s64[] constant(2)")
+
+    assert diff(parse(PACKED), parse(moved)).is_empty
+    found = diff(parse(shared), parse(moved))
+    assert (found.changed, found.removed, found.rewired) == ([], [], [])

@@ -269,6 +269,7 @@ ENTRY %main (p: f32[8], i: s32[]) -> f32[4] {
     [
         ("tanh(%p)", "sine(%p)", "code path changed: %t at train.py:7 in enc is sine, was tanh"),
         ("[0:4]", "[4:8]", "constant changed: slice %cut has slice={[4:8]}, had slice={[0:4]}"),
+        ("tanh(%p),", "tanh(%p), mode=1,", "attribute added: tanh %t at train.py:7 in enc has mode=1"),
         ("(%p, %t)", "(%t, %p)", "other operands: subtract %d at train.py:8 in enc reads them in another order"),
         ("(%p, %t)", "(%t, %t)", "other operands: subtract %d at train.py:8 in enc reads %t, was %p"),
         ("sqrt(%x)", "exponential(%x)", "in the branch_computations of %b: code path changed: %s is exponential, was sqrt"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import find_browser
@@ -242,6 +244,12 @@ def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page):
     assert not shown.locator("div[class*=lzt-diff]").first.is_visible()
     panel = shown.locator(".lzg-panel")
     assert "Where they differ" in panel.inner_text()
+
+    for kind, first in ("svg", "<svg "), ("dot", "digraph"):
+        with page.expect_download() as saved:
+            shown.get_by_role("button", name=f"save this drawing as .{kind}").click()
+        assert Path(saved.value.path()).read_text("utf-8").lstrip().startswith(first)
+        assert saved.value.suggested_filename.endswith(f".{kind}")
 
     shown.locator(".lzg-host g[aria-label*='+ relu']").first.click()
     panel.get_by_text("aten.relu.default: only in the second").wait_for(timeout=30_000)

@@ -213,3 +213,15 @@ def test_a_curve_keeps_the_extremes_of_a_pixel_and_marks_what_is_not_finite():
     assert drawn.count(curves._BAD) == 1
     assert drawn.count("stroke-dasharray") == 1
     assert len(drawn) < 20_000
+
+
+def test_numbers_that_the_words_do_not_tell_apart_are_drawn_level():
+    made = [curves.Point(k, 1 - k / 1e6, 1) for k in range(3)]
+
+    drawn = curves.curve_svg(made, (0, 2))
+
+    heights = {
+        piece.split()[1] for piece in drawn.split('d="M')[2].split('"')[0].split("L")
+    }
+    assert len(heights) == 1
+    assert len(set(curves._bars(made, (0, 2)).replace(" ", ""))) == 1

@@ -17,6 +17,7 @@ from tests.conftest import displayed
 def _lazy_again():
     yield
     lazyrt.config.set("eager", value=False, origin="default")
+    lazyrt.config.set("max_graphs", value=0, origin="default")
 
 
 def run(shell, source):
@@ -33,6 +34,7 @@ def parts_of(strip):
 def test_the_magic_switches_the_mode_and_says_who_set_it(lab):
     on = run(lab, "%lazy eager on")
     strip = run(lab, "y = (x + 1) * 2")[-1]
+    run(lab, "lazyrt.config.max_graphs = 7")
     table = run(lab, "%lazy eager")[0].splitlines()
     off = run(lab, "%lazy eager off")
     run(lab, "z = y + 1")
@@ -42,7 +44,10 @@ def test_the_magic_switches_the_mode_and_says_who_set_it(lab):
     assert "pending" not in strip
     assert table[0] == on[0]
     assert any(line.startswith("eager ") and "True" in line for line in table)
-    assert off[0] == "mode: lazy, set by %lazy eager off in cell 7"
+    assert off[0] == "mode: lazy, set by %lazy eager off in cell 8"
+    assert any(
+        line.endswith("config.max_graphs = 7 at cell 6 line 1") for line in table
+    )
     assert lazyrt.is_pending(lab.user_ns["z"])
 
 

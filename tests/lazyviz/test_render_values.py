@@ -65,6 +65,14 @@ def test_a_heat_map_has_its_scale_and_its_numbers():
     np.testing.assert_array_equal(found, plane)
 
 
+def test_one_channel_is_a_heat_map_with_its_scale():
+    shown = drawn_picture(np.array([[[-1.0, 0.0], [0.5, 1.0]]]), (2, 2))
+
+    assert "heat map of 2 rows and 2 columns" in shown
+    assert "from -1 to 1" in shown
+    assert "data-numbers" in shown
+
+
 def test_what_is_not_finite_stands_out():
     plane = np.array([[math.nan, 0.0], [1.0, math.inf]])
 

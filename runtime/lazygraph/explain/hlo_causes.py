@@ -140,9 +140,9 @@ def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
     ]
 
 
-def _shown(value: str | None, none: str = "not given") -> str:
+def _shown(value: str | None) -> str:
     """Return a text in quotation length."""
-    value = (value or "").strip() or none
+    value = (value or "").strip() or "not given"
     return value if len(value) <= _CLIP else f"{value[: _CLIP - 1]}…"
 
 
@@ -474,18 +474,17 @@ def _attributes(found: GraphDiff) -> Iterator[str]:
     for x, y in found.changed:
         if a.ops[x] != b.ops[y] or a.attrs[x] == b.attrs[y]:
             continue
-        before, now = split_commas(a.attrs[x]), split_commas(b.attrs[y])
-        old = ", ".join(each for each in before if each not in now)
-        new = ", ".join(each for each in now if each not in before)
+        before, now = (Counter(split_commas(each)) for each in (a.attrs[x], b.attrs[y]))
+        old, new = (", ".join(each.elements()) for each in (before - now, now - before))
         # `_inside` reports another body, `_placement` another placement.
         if not _OTHERWISE.search(f"{old}, {new}"):
             changes.setdefault((b.ops[y], old, new), []).append(y)
     for (op, old, new), nodes in list(changes.items())[:_MOST]:
-        none = "no such attribute"
-        yield (
-            f"constant changed: {op} {b.names[nodes[0]]}{_where(b, nodes)} has "
-            f"{_shown(new, none)}, had {_shown(old, none)}{_in_places(nodes)}"
-        )
+        one_sided = "attribute added" if new else "attribute removed"
+        what = "constant changed" if old and new else one_sided
+        has = [f"{had} {_shown(v)}" for had, v in (("has", new), ("had", old)) if v]
+        where = f"{b.names[nodes[0]]}{_where(b, nodes)}"
+        yield f"{what}: {op} {where} {', '.join(has)}{_in_places(nodes)}"
 
 
 def _code(found: GraphDiff, claimed: _Sides) -> Iterator[str]:

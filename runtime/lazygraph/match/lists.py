@@ -161,11 +161,11 @@ def without_positions(graph: Graph, callees: Callees) -> Graph:
     new = {}
     for node, operands in enumerate(graph.operands):
         ops = [graph.ops[each] for each in operands]
-        if ops != [PARAMETER, CONSTANT] or len(graph.users[operands[1]]) > 1:
-            continue
-        if _picks(graph, node, callees):
-            label = graph.label(operands[1])
-            new[operands[1]] = label._replace(attrs="position", literal=""), ()
+        if ops == [PARAMETER, CONSTANT] and _picks(graph, node, callees):
+            new[node] = graph.label(node), operands[:1]
+            label, users = graph.label(operands[1]), graph.users[operands[1]]
+            if len(users) == 1:
+                new[operands[1]] = label._replace(attrs="position", literal=""), ()
     return graph.relabelled(new) if new else graph
 
 

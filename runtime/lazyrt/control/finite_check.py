@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.execution.inspection import NotFinite
     from lazyrt.execution.kept_steps import KeptStep
+    from lazyrt.execution.preview import Summary
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
@@ -362,8 +364,7 @@ def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
     first = found.origins[0]
     origin = first.node.provenance
     operands = [
-        f"{type_text(each.value.shape, each.value.dtype)} from {each.summary.low:.4g} to "
-        f"{each.summary.high:.4g}{f' with {each.summary.not_finite}' if any(each.summary.not_finite) else ''}"
+        f"{type_text(each.value.shape, each.value.dtype)}{_seen(each.summary)}"
         for each in first.operands
     ]
     of = f" of {'; '.join(operands)}" if operands else ""
@@ -373,6 +374,16 @@ def _began(found: NotFinite, names: Mapping[Value, str]) -> str:
         where += f" (backward of {forward.site})"
     also = f" {came_in}." if came_in else ""
     return f" It begins with {first.counts} in {first.node.op.name}{where}{of}.{also}"
+
+
+def _seen(found: Summary) -> str:
+    """Return the range of an operand's finite numbers, and how many are not finite."""
+    spread = (
+        f" from {found.low:.4g} to {found.high:.4g}"
+        if not math.isnan(found.low)
+        else ""
+    )
+    return f"{spread} with {found.not_finite}" if any(found.not_finite) else spread
 
 
 def _follow(value: object) -> None:
