@@ -1,4 +1,4 @@
-// The page of lazyviz.widgets.wait_view: counts the seconds of a wait and can end it.
+// The page of lazyviz.widgets.WaitView: counts the seconds of a wait and can end it.
 
 const PHASES = ["lower", "compile", "execute"];
 
