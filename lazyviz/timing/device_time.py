@@ -33,7 +33,7 @@ import lazygraph
 from lazygraph.diff import callee_graph, callees
 from lazygraph.types import flops, type_bytes
 from lazyviz.render.timeline_text import union
-from lazyviz.timing.gaps import place
+from lazyviz.timing.gaps import AtLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -508,11 +508,10 @@ def _update_nodes(nodes: Sequence[Node]) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineTime:
-    """What one line cost the device.
+class LineTime(AtLine):
+    """What one line cost the device; no line stands for work that belongs to none.
 
     Attributes:
-        file, line, cell: The line; empty, 0 and None for work that belongs to no line.
         device_ns: All of it: `forward_ns`, `backward_ns` and `update_ns` together.
         flops: Floating-point operations, counted from types.
         nbytes: Bytes that its instructions read and wrote, its share of a fusion's.
@@ -520,9 +519,6 @@ class LineTime:
         ops: The framework's names of its ops, the costliest first.
     """
 
-    file: str
-    line: int
-    cell: int | None = None
     device_ns: int = 0
     forward_ns: int = 0
     backward_ns: int = 0
@@ -531,11 +527,6 @@ class LineTime:
     nbytes: int = 0
     runs: int = 0
     ops: tuple[str, ...] = ()
-
-    @property
-    def at(self) -> str:
-        """The line in short."""
-        return place(self.file, self.line, self.cell)
 
     @property
     def intensity(self) -> float:
@@ -938,15 +929,12 @@ def _device_rows(launched: Iterable[Sequence[Run]]) -> list[DeviceRow]:
     ]
 
 
-def untraced_time(ends: Sequence[tuple[events.ExecuteFinished, int]]) -> DeviceTime:
-    """Return when the device worked by the ends of executions, where there is no trace.
-
-    Args:
-        ends: Each with the time at which it was noticed.
-    """
+def untraced_time(noted: Iterable[Noted]) -> DeviceTime:
+    """Return when the device worked by the ends of executions, where there is no trace."""
+    ended = [n for n in noted if type(n.event).__name__ == "ExecuteFinished"]
     found = DeviceTime()
-    found.busy = union((now - event.duration_ns, now) for event, now in ends)
-    for event, _ in ends:
+    found.busy = union((n.now_ns - n.event.duration_ns, n.now_ns) for n in ended)
+    for event, _, _ in ended:
         if event.purpose == "step":
             found.by_step[event.step] += event.duration_ns
     return found

@@ -55,39 +55,57 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """A stretch in which the program waited or computed elsewhere, at one of its lines.
+class AtLine:
+    """Something at one of the user's lines.
+
+    Attributes:
+        file, line, cell: The line, and its notebook cell; empty, 0 and None if they are not known.
+    """
+
+    file: str = ""
+    line: int = 0
+    cell: int | None = None
+
+    @property
+    def at(self) -> str:
+        """Its line in short, such as `train.py:41`."""
+        return place(self.file, self.line, self.cell)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lasting(AtLine):
+    """Something that took time.
 
     Attributes:
         start_ns, duration_ns: When, of `time.perf_counter_ns`, and how long.
-        file, line, function: The user's line that waited; empty and 0 if it is not known.
-        cell: Execution count of its notebook cell, None outside notebooks.
-        idle_ns: The part in which the device had nothing to do either.
-        step: Number of the step that was being recorded; None after the last barrier.
-        sentence: All of it in words, and what would close the gap.
-        is_sampled: Whether the line was seen in this very gap, not in others at its place.
     """
 
-    start_ns: int
-    duration_ns: int
-    file: str
-    line: int
-    function: str
-    cell: int | None = None
-    idle_ns: int = 0
-    step: int | None = None
-    sentence: str = ""
-    is_sampled: bool = True
+    start_ns: int = 0
+    duration_ns: int = 0
 
     @property
     def end_ns(self) -> int:
         """When it ended."""
         return self.start_ns + self.duration_ns
 
-    @property
-    def at(self) -> str:
-        """Its line in short, such as `train.py:41`."""
-        return place(self.file, self.line, self.cell)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap(Lasting):
+    """A stretch in which the program waited or computed elsewhere, at one of its lines.
+
+    Attributes:
+        function: Where the line is that waited.
+        idle_ns: The part in which the device had nothing to do either.
+        step: Number of the step that was being recorded; None after the last barrier.
+        sentence: All of it in words, and what would close the gap.
+        is_sampled: Whether the line was seen in this very gap, not in others at its place.
+    """
+
+    function: str
+    idle_ns: int = 0
+    step: int | None = None
+    sentence: str = ""
+    is_sampled: bool = True
 
 
 def place(file: str, line: int, cell: int | None = None) -> str:
@@ -319,15 +337,13 @@ def _together(runs: list[Stretch]) -> list[Stretch]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """One step: what was recorded up to a barrier, and its execution.
+class StepTime(Lasting):
+    """One step: from the end of the one before to that of its barrier, and its execution.
 
     Attributes:
         number: The runtime's number of the step.
         name, step_num: Of the `step()` block that it ran in; empty and None without one.
-        cause: What asked for the barrier, such as `mark_step()`.
-        file, line, cell: Where.
-        start_ns, duration_ns: From the end of the step before to the end of its barrier.
+        cause: What asked for the barrier, such as `mark_step()`; its line is the step's.
         parts: Nanoseconds of each phase of the host, which add up to the duration.
         nodes: Ops that ran.
         device_ns: How long the device worked at this step's graph.
@@ -340,22 +356,12 @@ class StepTime:
     name: str = ""
     step_num: int | None = None
     cause: str = ""
-    file: str = ""
-    line: int = 0
-    cell: int | None = None
-    start_ns: int = 0
-    duration_ns: int = 0
     parts: dict[str, int] = field(default_factory=dict)
     nodes: int = 0
     device_ns: int = 0
     busy_ns: int = 0
     overlap_ns: int = 0
     compiled: str = ""
-
-    @property
-    def end_ns(self) -> int:
-        """When its barrier ended."""
-        return self.start_ns + self.duration_ns
 
     @property
     def idle_ns(self) -> int:
@@ -465,27 +471,21 @@ _CHUNKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class Idle(Lasting):
     """A stretch of a millisecond or more in which the device had nothing to do.
 
+    Its line is the one to look at: where the program waited, what was transferred, or the barrier.
+
     Attributes:
-        start_ns, duration_ns: When, of `time.perf_counter_ns`, and how long.
         chunks: What the host did meanwhile, in nanoseconds that add up to the duration:
             `building the next graph`, `compiling`, `transfer`, `load and start`,
             `the program's own lines`, ...
         step: Number of the step that ended it; None after the last one.
-        file, line, cell: The line to look at: where the program waited, what was transferred, or
-            the barrier.
         sentence: All of it in words, and what would close it.
     """
 
-    start_ns: int
-    duration_ns: int
     chunks: dict[str, int]
     step: int | None = None
-    file: str = ""
-    line: int = 0
-    cell: int | None = None
     sentence: str = ""
 
 
@@ -535,29 +535,22 @@ def _site_in(host: HostTime, start: int, end: int, chunk: str) -> SourceLocation
 
 def advice(chunk: str, at: str, step: StepTime | None) -> str:
     """Return what would close a gap whose longest chunk this is."""
+    why = f" ({step.compiled})" if step is not None and step.compiled else ""
     line = f"what {at} does" if at else "it"
-    if chunk == PROGRAM:
-        return (
-            f"Do {line} right after the step's barrier, while the device works, or on another "
-            "thread, such as a loader's."
-        )
-    if chunk == BUILD:
-        return (
-            "Record the next step while this one runs: read its results a step later, or "
-            "compile the function with torch.compile, so that it is recorded as one call."
-        )
-    if chunk == COMPILE:
-        why = f" ({step.compiled})" if step is not None and step.compiled else ""
-        return f"A graph was compiled{why}: a step whose graph stays the same runs it again."
-    if chunk == TRANSFER:
-        return (
-            f"Transfer ahead with lazyrt.DeviceLoader instead of at {at or 'the step'}."
-        )
-    if chunk == START:
-        return "Put more work between two barriers: each one takes this time anew."
-    if chunk == WAIT:
-        return "It is waited for results that are there: read several values at once."
-    return "Keep these ops on the device: %lazy fallbacks lists them."
+    return _ADVICE.get(chunk, _KEEP).format(line=line, at=at or "the step", why=why)
+
+
+_KEEP = "Keep these ops on the device: %lazy fallbacks lists them."
+_ADVICE = {
+    PROGRAM: "Do {line} right after the step's barrier, while the device works, or on another "
+    "thread, such as a loader's.",
+    BUILD: "Record the next step while this one runs: read its results a step later, or "
+    "compile the function with torch.compile, so that it is recorded as one call.",
+    COMPILE: "A graph was compiled{why}: a step whose graph stays the same runs it again.",
+    TRANSFER: "Transfer ahead with lazyrt.DeviceLoader instead of at {at}.",
+    START: "Put more work between two barriers: each one takes this time anew.",
+    WAIT: "It is waited for results that are there: read several values at once.",
+}
 
 
 def gaps_of(
@@ -592,15 +585,8 @@ def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
     took = f"{at} takes {text.duration(gap.duration_ns)} in which no op is recorded"
     if not gap.idle_ns:
         return f"{took}; the device works meanwhile, so nothing is lost."
-    around = next(
-        (
-            each
-            for each in idle
-            if each.start_ns < gap.end_ns
-            and each.start_ns + each.duration_ns > gap.start_ns
-        ),
-        None,
-    )
+    meanwhile = (i for i in idle if i.start_ns < gap.end_ns and i.end_ns > gap.start_ns)
+    around = next(meanwhile, None)
     part = text.duration(gap.idle_ns) if gap.idle_ns < gap.duration_ns else "all"
     words = [f"{took}, and the device is idle for {part} of it."]
     if around is not None:
@@ -616,27 +602,18 @@ def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(AtLine):
     """A line at which the program waited for the device, so that nothing overlapped.
 
     Attributes:
-        file, line, cell: Where.
         cause: What was waited for, such as `read by .item() of loss`.
         duration_ns: How long, all times together.
         times: How often.
     """
 
-    file: str
-    line: int
-    cell: int | None = None
     cause: str = ""
     duration_ns: int = 0
     times: int = 0
-
-    @property
-    def at(self) -> str:
-        """The line in short."""
-        return place(self.file, self.line, self.cell)
 
 
 def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -480,22 +480,16 @@ class StepLog:
 
 
 def _row(step: _Step, barrier: events.BarrierFinished) -> StepRow:
+    measured = {each.name: getattr(step, each.name) for each in fields(step)}
+    del measured["barrier"]
     return StepRow(
-        step=step.step,
-        cell=step.cell,
+        **measured,
         cause=barrier.cause,
         site=str(barrier.site or ""),
         nodes=barrier.nodes,
-        compile_ns=step.compile_ns,
-        execute_ns=step.execute_ns,
-        reason=step.reason,
-        from_disk=step.from_disk,
         tensor=barrier.tensor,
         cut=barrier.cut,
         caller=str(barrier.caller or ""),
         barrier_ns=barrier.duration_ns if barrier.cut is not None else 0,
         repeats=barrier.repeats,
-        lowering_ns=step.lowering_ns,
-        frames=step.frames,
-        code_breaks=step.code_breaks,
     )

@@ -247,17 +247,11 @@ class Profile(Displayed):
     @cached_property
     def _device(self) -> device.DeviceTime:
         self._require_end()
-        noted = [(event, now, type(event).__name__) for event, now, _ in self._noted]
         if self._windows.fault:
-            found = device.untraced_time(
-                [
-                    (event, now)
-                    for event, now, kind in noted
-                    if kind == "ExecuteFinished"
-                ]
-            )
+            found = device.untraced_time(self._noted)
         else:
-            launches = [event for event, _, kind in noted if kind == "ExecuteStarted"]
+            kinds = ((event, type(event).__name__) for event, _, _ in self._noted)
+            launches = [event for event, kind in kinds if kind == "ExecuteStarted"]
             programs, ends = _programs(launches), device.ends_of(self._noted)
             found = device.device_time(
                 self._windows.windows, launches, programs, ends, self.end_ns
@@ -688,7 +682,7 @@ class Profile(Displayed):
                 text.share(each.duty_cycle),
                 text.share(each.overlap),
                 each.cause,
-                host.place(each.file, each.line, each.cell),
+                each.at,
             ]
             for each in self.steps[-_MAX_ROWS:]
         ]

@@ -98,13 +98,18 @@ class ProfileDiff(Displayed):
 
     @property
     def before_ns(self) -> float:
-        """What a step took, in the middle; 0 without a step in both."""
-        return statistics.median([p.before.duration_ns for p in self.pairs] or [0])
+        """What a step took on average, without those that compiled; 0 without a step in both."""
+        return self._mean_ns(0)
 
     @property
     def after_ns(self) -> float:
-        """What a step takes, in the middle."""
-        return statistics.median([p.after.duration_ns for p in self.pairs] or [0])
+        """What a step takes so."""
+        return self._mean_ns(1)
+
+    def _mean_ns(self, side: int) -> float:
+        ran = [p for p in self.pairs if not (p.before.compiled or p.after.compiled)]
+        took = [pair[side].duration_ns for pair in ran or self.pairs]
+        return statistics.fmean(took or [0])
 
     @property
     def sentence(self) -> str:

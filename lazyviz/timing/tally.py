@@ -11,7 +11,7 @@ import operator
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyrt.observe import events
@@ -218,40 +218,20 @@ class Tally:
 
     def strip(self) -> Strip:
         """Return the figures as a strip that knows neither the graph nor the cell's end."""
+        alike = (each.name for each in fields(Strip) if hasattr(self, each.name))
+        found: dict[str, Any] = {name: getattr(self, name) for name in alike}
+        found |= {name: tuple(found[name]) for name in ("reasons", "prints")}
         return Strip(
-            compiles=self.compiles,
+            **found,
             compile_ns=self.compiling.total_ns,
-            loads=self.loads,
-            load_ns=self.load_ns,
-            executions=self.executions,
-            execute_ns=self.execute_ns,
-            running=self.running,
-            cache_hits=self.cache_hits,
-            peeks=self.peeks,
-            peek_ns=self.peek_ns,
-            transfers=self.transfers,
-            transfer_ns=self.transfer_ns,
-            fallbacks=self.fallbacks,
-            frames=self.frames,
-            frames_again=self.frames_again,
-            frames_ns=self.frames_ns,
             frames_shown=tuple(self._frames),
             code_breaks=tuple(
                 CompiledBreak(reason=reason, site=site, times=times)
                 for (reason, site), times in self._code_breaks.items()
             ),
-            barriers=self.barriers,
-            own_ns=self.own_ns,
-            steps=self.steps,
-            reasons=tuple(self.reasons),
             swaps=tuple(self._swaps),
-            singles=self.singles,
             left=tuple(self._left),
-            redundant=self.redundant,
             looks=(*self._repeats.values(), *self._looks),
-            apart=self.apart,
-            prints=tuple(self.prints),
-            more_prints=self.more_prints,
         )
 
     def add(

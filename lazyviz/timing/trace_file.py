@@ -138,16 +138,13 @@ def document(
         },
         "displayTimeUnit": "ms",
         "traceEvents": [
-            _named("process_name", 0, "lazyviz session"),
+            _fact("process_name", 0, name="lazyviz session"),
             *(
                 each
                 for track, number in numbers.items()
                 for each in (
-                    _named("thread_name", number, _track_name(track)),
-                    {
-                        **_named("thread_sort_index", number, ""),
-                        "args": {"sort_index": number},
-                    },
+                    _fact("thread_name", number, name=_track_name(track)),
+                    _fact("thread_sort_index", number, sort_index=number),
                 )
             ),
             *sorted(found, key=lambda event: event["ts"]),
@@ -161,13 +158,9 @@ def _cell_span(cell: CellTime) -> Span:
 
 
 def _cell_data(cell: CellTime, zero: int) -> dict[str, Any]:
-    return {
-        "number": cell.number,
-        "start_ns": cell.start_ns - zero,
-        "end_ns": cell.end_ns - zero,
-        "parts": cell.parts,
-        "device_ns": cell.device_ns,
-    }
+    times = {"start_ns": cell.start_ns - zero, "end_ns": cell.end_ns - zero}
+    rest = {"parts": cell.parts, "device_ns": cell.device_ns}
+    return {"number": cell.number, **times, **rest}
 
 
 def _placed(spans: Sequence[Span]) -> Iterator[tuple[tuple[int, int], Span]]:
@@ -206,15 +199,9 @@ def _track_name(track: tuple[int, int]) -> str:
     return f"{name} ({track[1] + 1})" if track[1] else name
 
 
-def _named(what: str, thread: int, name: str) -> dict[str, Any]:
-    return {
-        "name": what,
-        "ph": "M",
-        "ts": 0,
-        "pid": _PID,
-        "tid": thread,
-        "args": {"name": name},
-    }
+def _fact(what: str, thread: int, **facts: object) -> dict[str, Any]:
+    where = {"ph": "M", "ts": 0, "pid": _PID, "tid": thread}
+    return {"name": what, **where, "args": facts}
 
 
 def _event(span: Span, thread: int, zero: int) -> dict[str, Any]:
@@ -331,18 +318,9 @@ def _restored(data: dict[str, Any]) -> tuple[list[CellTime], list[Span]]:
             continue
         start = round(event["ts"] * 1000)
         end = start + round(event.get("dur", 0) * 1000)
-        spans.append(
-            Span(
-                args["lane"],
-                args["kind"],
-                event["name"],
-                start,
-                end,
-                args.get("cell"),
-                args.get("line", ""),
-                args.get("detail", ""),
-            )
-        )
+        what = args["lane"], args["kind"], event["name"]
+        where = args.get("cell"), args.get("line", ""), args.get("detail", "")
+        spans.append(Span(*what, start, end, *where))
     return cells, sorted(spans, key=lambda span: span.end_ns)
 
 

@@ -72,6 +72,14 @@ def test_the_line_that_made_the_difference_is_named():
     assert "+1.0 ms" in found.text()  # both others by one millisecond more
 
 
+def test_a_step_takes_what_all_steps_take_together_where_one_waits_for_many():
+    before, after = Known(steps(*[10] * 10)), Known(steps(*[1] * 9, 81))
+
+    assert ProfileDiff(before, after).sentence.startswith(
+        "A step takes 9.0 ms, was 10 ms"
+    )
+
+
 def test_steps_are_aligned_by_the_users_number():
     found = ProfileDiff(Known(steps(1, 2, 3, first=0)), Known(steps(20, 30, first=1)))
 
