@@ -209,7 +209,6 @@ def training() -> None:
     found: Any = get_model_state_dict(net, options=whole)
     tell("whole", [list(each.shape) for each in found.values()])
     compare("tensor parallel", parallel, share=(0, 1))
-    pipeline()
 
 
 def pipeline() -> None:

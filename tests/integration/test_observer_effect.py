@@ -469,7 +469,7 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shown, clicked = set(), set()
 
     def look(number):
-        if number not in {6, 8, 14}:  # forward pending, backward pending, step run
+        if number not in {8, 14}:  # backward pending, step run
             return
         seen = len(widgets)
         lazyrt.config.progress_after_s = 0.0
@@ -491,7 +491,7 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     assert len(plain["executions"]) == 4
     assert clicked == KINDS
     assert shown >= {"explore", "hlo", "report", "live"}
-    assert lazyrt.counters()["peek_executions"] > 3
+    assert lazyrt.counters()["peek_executions"] >= 3
     assert "tensor(" in capsys.readouterr().out
 
 

@@ -88,19 +88,3 @@ def test_the_timeline_holds_no_tensor(lab):
     gc.collect()
 
     assert alive() is None
-
-
-@pytest.mark.slow
-def test_five_hundred_cells_leave_little(lab):
-    """Spans and cells are rings: what five hundred cells leave is bounded."""
-    lab.display_pub.outputs.clear()
-    for _ in range(500):
-        lab.run_cell("y = x + 1")
-        lab.display_pub.outputs.clear()
-
-    found = session.current(lab)
-    assert found is not None
-    assert found.timeline is not None
-    assert 500 <= len(found.timeline.cells) <= 1_000
-    assert len(found.timeline.spans) <= 6_000
-    assert len(found.progress.waits) <= 20

@@ -75,15 +75,23 @@ def file_of(folder):
 
 
 @pytest.mark.slow
-def test_a_second_process_asks_only_what_torch_warns_of(tmp_path):
+def test_two_processes_write_one_file_and_a_third_asks_only_what_torch_warns_of(
+    tmp_path,
+):
+    programs = [
+        start_python(TRAINING, LAZYRT_CACHE_DIR=str(tmp_path)) for _ in range(2)
+    ]
     first, second = (
-        run_python(TRAINING, LAZYRT_CACHE_DIR=str(tmp_path)).split(" asked ")
-        for _ in range(2)
+        program.communicate(timeout=300)[0].strip().split(" asked ")
+        for program in programs
     )
+    lines = file_of(tmp_path).read_text().splitlines()
+    third = run_python(TRAINING, LAZYRT_CACHE_DIR=str(tmp_path)).split(" asked ")
 
-    assert first[0] == second[0]
-    assert int(first[1]) > 50
-    assert int(second[1]) <= 1
+    assert all(len(line.split("\t")) == 3 for line in lines)
+    assert first[0] == second[0] == third[0]
+    assert max(int(first[1]), int(second[1])) > 50
+    assert int(third[1]) <= 1
 
 
 @pytest.mark.lazy_only("is about what a step's compile leaves on disk")
@@ -176,17 +184,3 @@ def test_clearing_the_disk_clears_what_was_learned(folder):
 
     assert question.answer() is None
     assert not list(folder.rglob("learned-*"))
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_file_whose_lines_are_whole(tmp_path):
-    programs = [
-        start_python(TRAINING, LAZYRT_CACHE_DIR=str(tmp_path)) for _ in range(2)
-    ]
-    outputs = [program.communicate(timeout=300)[0] for program in programs]
-
-    assert outputs[0].split(" asked")[0] == outputs[1].split(" asked")[0]
-    lines = file_of(tmp_path).read_text().splitlines()
-    assert all(len(line.split("\t")) == 3 for line in lines)
-    third = run_python(TRAINING, LAZYRT_CACHE_DIR=str(tmp_path))
-    assert int(third.split(" asked ")[1]) <= 1
