@@ -161,7 +161,7 @@ def set_cell_namer(namer: Callable[[str], int | None] | None) -> None:
     global _cell_namer
     _cell_namer = namer
     _sites.clear()
-    _forget_codes()
+    _forget_codes(_Code)
 
 
 def add_library(folder: str) -> None:
@@ -401,10 +401,12 @@ _Plain = weakref.ref
 _MARKED = {"_call_impl": "call", "_engine_run_backward": "backward"}
 
 
-def _forget_codes() -> None:
-    """Look again at what code objects are; what marks say of them no longer holds."""
+def _forget_codes(kind: type = object) -> None:
+    """Look again at what code objects are, or those of a kind; what marks say no longer holds."""
     global _epoch
-    _codes.clear()
+    for number in list(_codes):  # codes may go meanwhile
+        if kind in (object, _codes.get(number).__class__):
+            _codes.pop(number, None)
     _epoch += 1
 
 

@@ -200,7 +200,7 @@ def record_together(values: Iterable[Value]) -> None:
         if node.spec.failure:
             raise FallbackNeeded(node.spec.failure)
         if node.id not in origins:
-            origins[node.id] = origin or capture(node.args, 4, walk)
+            origins[node.id] = origin or capture(node.args, 5, walk)
             origin = walk.origin
     _interned += len(origins) - before
 
