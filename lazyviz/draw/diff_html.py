@@ -100,8 +100,9 @@ def overview_html(
     kinds: dict[tuple[bool, str], list[int]] = {}
     for k, (each, begins) in enumerate(zip(places, begun, strict=False)):
         said = heading(replace(each, hunks=each.hunks[:1])).removeprefix("@@ ")
-        kind = begins, said.removeprefix("(no scope)").strip()
-        kinds.setdefault(kind, []).append(k)
+        said = said.removeprefix("(no scope)").strip()
+        said = f"no line {said}" if said.startswith("(") else said
+        kinds.setdefault((begins, said), []).append(k)
     for (begins, said), levels in [*kinds.items()][:_MAX_PLACES]:
         count = sum(len(places[k].hunks) for k in levels)
         many = f", {count:,} such places" if count > 1 else ""

@@ -307,10 +307,8 @@ class Explorer(Walk["Program"]):
         boxes = [program.drawing.boxes[program.place[k]] for k in dict.fromkeys(bad)]
         self._chosen_overlay = "nan"
         yield self._drawn()
-        yield panel_reply(
-            self._facts(node) + panel.checked_html(boxes, len(found)),
-            box=self._drawn_at(node),
-        )
+        told = self._facts(node) + panel.checked_html(boxes, len(found))
+        yield panel_reply(told, box=self._drawn_at(node))
 
     def _measure(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Offer to run each op alone and time it; do so once the reader agrees."""
@@ -612,9 +610,8 @@ class Explorer(Walk["Program"]):
             for i, box in enumerate(self._shown.boxes)
             if nodes & set(box.members) or (not box.members and box.op in inputs)
         ]
-        body = panel.found_html(wanted, found[:MAX_FOUND], len(found))
         yield {"kind": "found", "boxes": marked, "count": len(found)}
-        yield panel_reply(body)
+        yield panel_reply(panel.found_html(wanted, found[:MAX_FOUND], len(found)))
 
     # --- checking requests
 

@@ -264,9 +264,10 @@ class Cause(Readable):
 
     def __str__(self) -> str:
         """Return the sentence and the lines of both sides."""
+        both = [("before ", self.before), ("now ", self.now)]
         sites = [
-            f"{when} at {site}"
-            for when, site in (("before", self.before), ("now", self.now))
+            f"{when}at {site}"
+            for when, site in (both if self.before != self.now else [("", self.now)])
             if site is not None and str(site) not in self.text
         ]
         details = "; ".join([part for part in (self._follows, *sites) if part])
