@@ -31,6 +31,7 @@ from lazygraph.explain.model import (
     EditCounts,
     Explanation,
 )
+from lazygraph.match.lists import is_on_lists
 from lazygraph.numbers import listed, plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
@@ -231,7 +232,7 @@ def _unclaimed(c: Comparison) -> Cause:
     """Return the first edit where no fact differs, or what reads something else."""
     if differs(c.a.record.key.ended_by, c.b.record.key.ended_by):
         return _other_step(c)
-    lists = {k: old for k, old in c.changed.items() if "._foreach_" in c.b[k].op}
+    lists = {k: old for k, old in c.changed.items() if is_on_lists(c.b[k].op)}
     if lists and all(
         lists.keys() == c.changed.keys() and not c.a.unmatched and not c.b.unmatched
         and c.a[old].label[:2] == c.b[k].label[:2]

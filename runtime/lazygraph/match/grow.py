@@ -29,24 +29,17 @@ def pair_equal_ancestors(
         labels: `full` or `skeleton`: what makes two nodes equal.
         similar: Whether what grows from them may differ in sizes.
     """
-    _pair_by_ancestors(matching, labels)
-    matching.grow(similar=similar)
-
-
-def _pair_by_ancestors(matching: Matching, labels: str) -> None:
     ids = numbers()
     known_a, known_b = matching.a.graph.ancestor_keys, matching.b.graph.ancestor_keys
     if known_a and known_b and labels == "full" and not matching.pairs:
-        a, b = (
-            [ids[ancestors] for ancestors in known_a],
-            [ids[ancestors] for ancestors in known_b],
-        )
+        a, b = ([ids[each] for each in known] for known in (known_a, known_b))
     else:
         a = _ancestor_ids(matching.a, getattr(matching.a, labels), ids, own=True)
         b = _ancestor_ids(matching.b, getattr(matching.b, labels), ids, own=False)
     heights = _heights(matching.a)
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     _pair_ancestors(matching, found, heights)
+    matching.grow(similar=similar)
 
 
 def pair_local_ancestors(
@@ -345,7 +338,8 @@ _Signature = tuple[object, ...]
 
 def bridge(matching: Matching) -> int:
     """Pair nodes that look alike one node behind a stalled frontier; return how many."""
-    frontier = _frontier(matching)
+    recent, matching.recent = matching.recent, []
+    frontier = matching.open_pairs(recent)
     leads = _leads(matching, frontier, _free_users, _upward)
     leads += _leads(matching, frontier, _free_operands, _downward)
     before = matching.pairs
@@ -356,12 +350,6 @@ def bridge(matching: Matching) -> int:
         if conflict <= agree + 1:
             matching.pair(x, y)
     return matching.pairs - before
-
-
-def _frontier(matching: Matching) -> list[tuple[int, int]]:
-    """Return the pairs made since the last call that have unpaired neighbours on both sides."""
-    recent, matching.recent = matching.recent, []
-    return matching.open_pairs(recent)
 
 
 def _leads(
@@ -469,15 +457,6 @@ def _downward(side: Side, node: int) -> _Signature | None:
 
 def _mutual(leads: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the leads whose nodes no other lead claims."""
-    of_a: dict[int, set[int]] = {}
-    of_b: dict[int, set[int]] = {}
-    for x, y in leads:
-        of_a.setdefault(x, set()).add(y)
-        of_b.setdefault(y, set()).add(x)
-    found = []
-    for x, ys in of_a.items():
-        if len(ys) == 1:
-            (y,) = ys
-            if len(of_b[y]) == 1:
-                found.append((x, y))
-    return found
+    pairs = dict.fromkeys(leads)
+    of_a, of_b = Counter([x for x, _ in pairs]), Counter([y for _, y in pairs])
+    return [(x, y) for x, y in pairs if of_a[x] == 1 == of_b[y]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ARGUMENT = re.compile(r"\[[^\[\]]*\]|[^\[\],\s][^,]*")
 _GETTERS = {"getitem", "get-tuple-element"}
-_LISTS = "._foreach_"
+_LISTS = ("._foreach_", "._fused_")
 _CALLS = {"call", "fusion"}
 # What a function consists of that picks an element: its name in StableHLO and in HLO.
 _PICKS = {PARAMETER, "dynamic_slice", "dynamic-slice", "reshape", "bitcast"}
@@ -39,6 +39,11 @@ class Order(NamedTuple):
     operands: tuple[int, ...]
 
 
+def is_on_lists(op: str) -> bool:
+    """Return whether an op takes lists of tensors, and does the same for each of their places."""
+    return any(each in op for each in _LISTS)
+
+
 def results(graph: Graph) -> dict[int, dict[int, int]]:
     """Return for each call, and each op with several results, the nodes that give them, by index."""
     found = {
@@ -56,7 +61,7 @@ def results(graph: Graph) -> dict[int, dict[int, int]]:
 
 def entries(graph: Graph, whole: int, callees: Callees) -> list[Entry]:
     """Return what makes each result of an op on lists or a call; nothing of other ops."""
-    if _LISTS in graph.ops[whole]:
+    if is_on_lists(graph.ops[whole]):
         return _of_arguments(graph, whole)
     called = callees(graph, whole) if graph.operands[whole] else []
     found = _of_callee(called[0]) if len(called) == 1 else []
@@ -75,8 +80,11 @@ def _of_arguments(graph: Graph, whole: int) -> list[Entry]:
         for k in range(len(arguments[0]))
         if all(len(each) in (1, len(arguments[0])) for each in arguments)
     ]
+    # A fused optimizer gives several lists, such as weights and moments.
+    lists = graph.types[whole].count("[") // max(len(rows), 1)
     return [
-        Entry((op, *(text for text, _ in row)), tuple(k for _, k in row if k >= 0))
+        Entry((op, n, *(text for text, _ in row)), tuple(k for _, k in row if k >= 0))
+        for n in range(lists)
         for row in rows
     ]
 
@@ -100,7 +108,7 @@ def _of_callee(callee: Graph) -> list[Entry]:
 def work(graph: Graph, nodes: Iterable[int], callees: Callees) -> set[object]:
     """Return what calls among some nodes, or near them, do to their entries, or that one is on lists."""
     near = {each for k in nodes for each in (k, *graph.operands[k][:1])}
-    if any(_LISTS in graph.ops[k] for k in near):
+    if any(is_on_lists(graph.ops[k]) for k in near):
         return {_LISTS}
     rows = (entries(graph, k, callees) for k in near & results(graph).keys())
     keys = (Counter(row.key for row in each) for each in rows)
@@ -144,7 +152,7 @@ def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, 
             continue
         reads, label = [*b.operands[whole]], a.label(partner)
         if [each.key for each in target] != [own[k].key for k in order]:
-            if _LISTS not in b.ops[whole] or len({each.key for each in own}) > 1:
+            if not is_on_lists(b.ops[whole]) or len({each.key for each in own}) > 1:
                 continue
             target, label = own, b.label(whole)
         elif len(reads) != len(a.operands[partner]):

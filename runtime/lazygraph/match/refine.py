@@ -26,23 +26,26 @@ def disputed(matching: Matching) -> list[int]:
     """Return the nodes of `a` whose partners read something else."""
     if matching.rewired is not None:
         return [x for x, _ in matching.rewired]
-    partner, rows_a, rows_b = (
-        matching.a.partner,
-        matching.a.operands,
-        matching.b.operands,
-    )
-    partner_of = partner.__getitem__
+    partner = matching.a.partner
     paired = [x for x, y in enumerate(partner) if y >= 0]
     found: list[int] = []
     for start in range(0, len(paired), _BLOCK):
         block = paired[start : start + _BLOCK]
         if not _reads_partners(matching, block):
-            found += [
-                x
-                for x in block
-                if tuple(map(partner_of, rows_a[x])) != rows_b[partner[x]]
-            ]
+            found += _rewired(matching, block)
     return found
+
+
+def _rewired(matching: Matching, nodes: Iterable[int]) -> list[int]:
+    """Return the paired nodes among these that do not read the partners of what theirs reads."""
+    rows_a, rows_b = matching.a.operands, matching.b.operands
+    partner = matching.a.partner
+    partner_of = partner.__getitem__
+    return [
+        x
+        for x in nodes
+        if partner[x] >= 0 and tuple(map(partner_of, rows_a[x])) != rows_b[partner[x]]
+    ]
 
 
 def _reads_partners(matching: Matching, block: Sequence[int]) -> bool:
@@ -373,16 +376,8 @@ class _LocalSearch:
         nodes = {x for x, _ in edited} | self._touched
         nodes.update([user for node in self._touched for user, _ in users[node]])
         self._touched.clear()
-        return self._edited_among(sorted(nodes))
-
-    def _edited_among(self, nodes: Iterable[int]) -> list[tuple[int, int]]:
-        partner, rows_a, rows_b = self._a.partner, self._a.operands, self._b.operands
-        return [
-            (x, partner[x])
-            for x in nodes
-            if partner[x] >= 0
-            and tuple([partner[c] for c in rows_a[x]]) != rows_b[partner[x]]
-        ]
+        rewired = _rewired(self._matching, sorted(nodes))
+        return [(x, self._a.partner[x]) for x in rewired]
 
     def _suspect_outputs(self) -> Iterator[tuple[int, int]]:
         a, b = self._a, self._b
@@ -466,12 +461,8 @@ class _LocalSearch:
 
     def _is_crowded(self, x: int, y: int) -> bool:
         a, b = self._a, self._b
-        old_x, old_y = b.partner[y], a.partner[x]
-        lengths = [len(a.users[x]), len(b.users[y])]
-        if old_x >= 0:
-            lengths.append(len(a.users[old_x]))
-        if old_y >= 0:
-            lengths.append(len(b.users[old_y]))
+        lengths = [len(a.users[n]) for n in (x, b.partner[y]) if n >= 0]
+        lengths += [len(b.users[n]) for n in (y, a.partner[x]) if n >= 0]
         return max(lengths) > _MAX_USERS
 
     def _neighbourhood(
@@ -514,11 +505,8 @@ def script_cost(matching: Matching) -> int:
     """Return the length of the script that an assignment gives."""
     a, b = matching.a, matching.b
     partner_a, partner_b, labels_b = a.partner, b.partner, b.full
-    relabelled = [
-        x
-        for x, (y, label) in enumerate(zip(partner_a, a.full, strict=True))
-        if y >= 0 and label != labels_b[y]
-    ]
+    pairs = zip(partner_a, a.full, strict=True)
+    relabelled = sum([y >= 0 and label != labels_b[y] for y, label in pairs])
     outputs = 0
     for x in set(a.graph.outputs):
         y = partner_a[x]
@@ -532,4 +520,4 @@ def script_cost(matching: Matching) -> int:
         slots += abs(len(row_a) - len(row_b))
         slots += sum([partner_a[c] != d for c, d in zip(row_a, row_b, strict=False)])
     unmatched = partner_a.count(UNPAIRED) + partner_b.count(UNPAIRED)
-    return unmatched + len(relabelled) + outputs + slots
+    return unmatched + relabelled + outputs + slots

@@ -135,9 +135,8 @@ class Matching:
         self.pairs = 0
         # Pairs of which a slot does not read partners, once `refine` knows them all.
         self.rewired: list[tuple[int, int]] | None = None
-        self.recent: list[
-            tuple[int, int]
-        ] = []  # pairs that `bridge` has yet to look at
+        # Pairs that `bridge` has yet to look at.
+        self.recent: list[tuple[int, int]] = []
 
     def evidence(self, x: int, y: int) -> tuple[int, int]:
         """Return what speaks for and against pairing x with y, in half points."""
@@ -268,12 +267,8 @@ class Matching:
 
     def forget_leads(self) -> None:
         """Drop all leads and note them anew from the pairs, when labels have changed."""
-        for leads in (
-            self._equal_operands,
-            self._equal_users,
-            self._similar,
-            self._fresh,
-        ):
+        below, above = self._equal_operands, self._equal_users
+        for leads in (below, above, self._similar, self._fresh):
             leads.clear()
         partner = self.a.partner
         for x in sorted(_near(self.a)):
@@ -353,7 +348,10 @@ class Matching:
 
 def _near(side: Side) -> set[int]:
     """Return the neighbours of unpaired nodes."""
-    return _neighbours(side, side.unpaired())
+    operands, users, nodes = side.operands, side.users, side.unpaired()
+    near = {user for node in nodes for user, _ in users[node]}
+    near.update(chain.from_iterable(map(operands.__getitem__, nodes)))
+    return near
 
 
 def _is_open(side: Side, node: int) -> bool:
@@ -362,14 +360,6 @@ def _is_open(side: Side, node: int) -> bool:
     return any(partner[each] < 0 for each in side.operands[node]) or any(
         partner[user] < 0 for user, _ in side.users[node]
     )
-
-
-def _neighbours(side: Side, nodes: Iterable[int]) -> set[int]:
-    operands, users = side.operands, side.users
-    nodes = list(nodes)
-    near = {user for node in nodes for user, _ in users[node]}
-    near.update(chain.from_iterable(map(operands.__getitem__, nodes)))
-    return near
 
 
 def _by_use(

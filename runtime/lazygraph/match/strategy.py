@@ -300,9 +300,7 @@ def _by_colours(matching: Matching, rounds: int, ties: Ties) -> None:
 
 def _by_hints(matching: Matching) -> None:
     """Let scopes and source lines be part of the labels in a first pass, then forget them."""
-    hints_a, hints_b = _hints(matching.a.graph), _hints(matching.b.graph)
-    if hints_a is None or hints_b is None:
-        return
+    hints_a, hints_b = matching.a.graph.hints(), matching.b.graph.hints()
     names_a, names_b = set(hints_a) - {""}, set(hints_b) - {""}
     smaller = min(len(names_a), len(names_b))
     if smaller < 2 or len(names_a & names_b) < _SHARED_HINTS * smaller:  # noqa: PLR2004
@@ -335,9 +333,3 @@ def _scopes(hints: list[str]) -> list[int]:
     known[""]  # the first number
     scope_of = {hint: known[hint.rpartition("/")[0]] for hint in set(hints)}
     return [scope_of[hint] for hint in hints]
-
-
-def _hints(graph: Graph) -> list[str] | None:
-    """Return a hint for each node, None if none has any."""
-    hints = graph.hints()
-    return hints if any(hints) else None
