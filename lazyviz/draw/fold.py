@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from lazygraph.graph import gc_paused
-from lazygraph.numbers import plural
+from lazygraph.readable import plural
 from lazyviz.draw.model import Box, DrawGraph, path_text, restrict
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import graphviz
 
 from lazygraph import readable
-from lazygraph.numbers import duration_text
+from lazygraph.readable import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from string import ascii_lowercase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lazygraph import numbers
+from lazygraph import readable
 from lazygraph.types import tensor_type
 from lazyviz.render.html import one_line
 
@@ -22,7 +22,7 @@ _MAX_NUMBERS = 12
 _LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 
 
-duration, size, plural = numbers.duration_text, numbers.size_text, numbers.plural
+duration, size, plural = readable.duration_text, readable.size_text, readable.plural
 
 
 def duration_range(low_ns: float, high_ns: float) -> str:

@@ -33,10 +33,10 @@ from lazygraph.diff import (
     Rewire,
     diff,
     group_hunks,
+    minimise,
 )
 from lazygraph.errors import HloError, HloSyntaxError
 from lazygraph.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
-from lazygraph.minimise import minimise
 from lazygraph.read.lazy_ir import from_ir, from_snapshot
 from lazygraph.read.open import graph_of, parse, parse_all, read
 from lazygraph.trace import (

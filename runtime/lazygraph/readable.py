@@ -1,12 +1,20 @@
-"""What a cell or a prompt shows of a result: sentences in place of code, lines, tables of text."""
+"""Text for people: lines, tables, sentences in place of code, numbers.
+
+Durations as torch_xla's metrics report prints them are wrong there: it rounds each part to the
+nearest whole number, and goes on with what the part's floor leaves, so that a part whose remainder
+is a half or more shows one too many. 27.856 s read `28s856ms...`. Ours are exact to the
+nanosecond; `legacy=True` repeats the original's.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
 
 # What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
 # line read in another order than it is written in.
@@ -85,3 +93,155 @@ class Readable:
         """Give each class the method itself: IPython takes a class's `repr` before a base's."""
         super().__init_subclass__(**options)
         cls._repr_pretty_ = _show  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------------- numbers
+
+_PARTS = (
+    ("d", 86_400_000_000_000, 2),
+    ("h", 3_600_000_000_000, 2),
+    ("m", 60_000_000_000, 2),
+    ("s", 1_000_000_000, 2),
+    ("ms", 1_000_000, 3),
+)
+_US = 1_000
+_KB = 1024
+_MINUTE_S = 60
+_HOUR_S = 3600
+
+
+def time_text(ns: float, *, legacy: bool = False) -> str:
+    """Return a duration in days to microseconds, the leading zero parts left out.
+
+    Args:
+        ns: Nanoseconds, not negative; rounded to a whole number.
+        legacy: Whether to round each part as the original does.
+
+    Example:
+        >>> time_text(27_856_591_389), time_text(27_856_591_389, legacy=True)
+        ('27s856ms591.389us', '28s857ms591.389us')
+        >>> time_text(850), time_text(4_000_000)
+        ('000.850us', '004ms000.000us')
+    """
+    return _legacy_time(ns) if legacy else _exact_time(ns)
+
+
+def _exact_time(ns: float) -> str:
+    rest = round(ns)
+    text = ""
+    for suffix, scale, width in _PARTS:
+        if rest >= scale or text:
+            text += f"{rest // scale:0{width}d}{suffix}"
+            rest %= scale
+    return f"{text}{rest // _US:03d}.{rest % _US:03d}us"
+
+
+def _legacy_time(ns: float) -> str:
+    text = ""
+    for suffix, scale, width in _PARTS:
+        part = ns / scale
+        if part >= 1 or text:
+            text += f"{part:0{width}.0f}{suffix}"
+            ns -= math.floor(part) * scale
+    return f"{text}{ns / _US:07.3f}us"
+
+
+def bytes_text(nbytes: float) -> str:
+    """Return an amount of memory with two decimals; a KB is 1024 bytes.
+
+    Example:
+        >>> bytes_text(48), bytes_text(2_726_297)
+        ('48.00B', '2.60MB')
+    """
+    for suffix in ("B", "KB", "MB", "GB", "TB"):
+        if nbytes < _KB:
+            return f"{nbytes:.2f}{suffix}"
+        nbytes /= _KB
+    return f"{nbytes:.2f}PB"
+
+
+def value_text(value: float) -> str:
+    """Return a plain number with two decimals.
+
+    Example:
+        >>> value_text(18)
+        '18.00'
+    """
+    return f"{value:.2f}"
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> plural(1, "op"), plural(12_345, "op"), plural(2, "entry", "entries")
+        ('1 op', '12,345 ops', '2 entries')
+    """
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return names in backticks, each once, the first few of many.
+
+    Example:
+        >>> listed(["w", "", "b", "w"]), listed("abcde")
+        ('`w`, `b`', '`a`, `b`, `c` and 2 more')
+    """
+    found = list(dict.fromkeys(name for name in names if name))
+    shown = ", ".join(f"`{name}`" for name in found[:most])
+    return shown + (f" and {len(found) - most:,} more" if len(found) > most else "")
+
+
+def duration_text(ns: float) -> str:
+    """Return a time span with two or three digits, as everything but the metrics report does.
+
+    Example:
+        >>> [duration_text(n) for n in (0, 850, 41_300, 4_130_000, 999_600_000, 13_899_000_000)]
+        ['0 ns', '850 ns', '41 µs', '4.1 ms', '1.0 s', '14 s']
+        >>> duration_text(60e9), duration_text(125e9), duration_text(3_723e9)
+        ('1 min', '2 min 5 s', '1 h 2 min')
+    """
+    seconds = round(ns / 1e9)
+    if seconds >= _HOUR_S:
+        hours, rest = f"{seconds // _HOUR_S:,} h", seconds % _HOUR_S // _MINUTE_S
+        return f"{hours} {rest} min" if rest else hours
+    if seconds >= _MINUTE_S:
+        minutes, rest = f"{seconds // _MINUTE_S} min", seconds % _MINUTE_S
+        return f"{minutes} {rest} s" if rest else minutes
+    value, unit = float(ns), "ns"
+    for larger in ("µs", "ms", "s"):
+        if round(value) < 1000:  # noqa: PLR2004
+            break
+        value, unit = value / 1000, larger
+    digits = int(unit != "ns" and value < 9.95)  # noqa: PLR2004
+    return f"{value:.{digits}f} {unit}"
+
+
+def share_text(part: int, whole: int) -> str:
+    """Return how many bytes of how many, in the unit that suits the whole.
+
+    Example:
+        >>> share_text(19_329_024, 23_531_524), share_text(80, 112)
+        ('18.4 of 22.4 MiB', '80 of 112 bytes')
+    """
+    for unit, name in ((_KB * _KB, "MiB"), (_KB, "KiB")):
+        if whole >= unit:
+            return f"{part / unit:.1f} of {whole / unit:.1f} {name}"
+    return f"{part} of {whole} bytes"
+
+
+def size_text(nbytes: float) -> str:
+    """Return an amount of memory with two or three digits.
+
+    Example:
+        >>> size_text(1), size_text(512), size_text(4_300_000), size_text(3 * 2**40)
+        ('1 byte', '512 bytes', '4.1 MiB', '3.0 TiB')
+    """
+    if nbytes < _KB:
+        return plural(int(nbytes), "byte")
+    value, unit = nbytes / _KB, "KiB"
+    for larger in ("MiB", "GiB", "TiB", "PiB"):
+        if round(value) < _KB:
+            break
+        value, unit = value / _KB, larger
+    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"  # noqa: PLR2004

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazygraph.errors import HloError
 from lazygraph.graph import needed
 from lazygraph.normalize import VARIADIC, called, element_index
-from lazygraph.numbers import share_text
 from lazygraph.read.open import module_of
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, share_text
 from lazygraph.types import elements, flops, split_types, type_bytes, without_layout
 
 if TYPE_CHECKING:

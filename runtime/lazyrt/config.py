@@ -286,7 +286,7 @@ def _value_text(name: str, value: Any) -> str:
     shown = repr(value).removeprefix("Posix")
     if not name.endswith("_bytes") or not value or value < 0:
         return shown
-    from lazygraph.numbers import size_text
+    from lazygraph.readable import size_text
 
     return f"{shown} ({size_text(value)})"
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from lazygraph.numbers import plural
+from lazygraph.readable import plural
 from lazyrt.errors import UsageError
 from lazyrt.execution.cache_miss import frozen
 from lazyrt.execution.executor import pending_roots

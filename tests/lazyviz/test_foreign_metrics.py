@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import lazyviz
-from lazygraph.numbers import time_text
+from lazygraph.readable import time_text
 from lazyrt.observe.report import Report, Sample, Series, summarise
 from lazyviz.foreign import EvidenceError
 from lazyviz.foreign.metrics_report import parse_quantity

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 import lazyrt
-from lazyrt.closing import Closing
 from lazyrt.observe import events
+from lazyrt.observe.events import Closing
 
 MAKERS = {
     "subscription": lambda: lazyrt.subscribe(lambda event: None, events.StepFinished),

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazygraph import numbers
-from lazygraph.numbers import bytes_text, time_text, value_text
+from lazygraph import readable
+from lazygraph.readable import bytes_text, time_text, value_text
 from lazyviz.render import text
 
 # What an old report printed, and what had been measured, in nanoseconds.
@@ -57,17 +57,17 @@ def test_bytes_and_values_have_two_decimals():
 
 def test_the_runtime_and_the_views_write_numbers_in_one_way():
     """`%lazy why`, a strip and a table never write one compile's time in two ways."""
-    assert text.duration is numbers.duration_text
-    assert text.size is numbers.size_text
-    assert text.plural is numbers.plural
+    assert text.duration is readable.duration_text
+    assert text.size is readable.size_text
+    assert text.plural is readable.plural
 
 
 def test_a_unit_is_left_where_its_rounded_value_reaches_the_next():
     edges = (9.949, 9.95, 999.4, 999.6, 59_499, 59_500, 3_599_600)
 
-    assert [numbers.duration_text(1e6 * edge) for edge in edges] == [
+    assert [readable.duration_text(1e6 * edge) for edge in edges] == [
         "9.9 ms", "10 ms", "999 ms", "1.0 s", "59 s", "1 min", "1 h",
     ]  # fmt: skip
-    assert [numbers.size_text(n) for n in (1023, 1024, 1_048_000, 1_048_570)] == [
+    assert [readable.size_text(n) for n in (1023, 1024, 1_048_000, 1_048_570)] == [
         "1,023 bytes", "1.0 KiB", "1023 KiB", "1.0 MiB",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
 from lazygraph.explain.facts import Fact, Row, in_scope
-from lazygraph.numbers import listed, plural
+from lazygraph.readable import listed, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -23,7 +23,7 @@ from lazygraph.explain.facts import (
     shape_of,
     update_lines,
 )
-from lazygraph.numbers import listed, plural
+from lazygraph.readable import listed, plural
 from lazygraph.snapshot import OPERAND
 
 if TYPE_CHECKING:

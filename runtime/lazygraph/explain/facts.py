@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.explain.compare import differs, is_view, position
-from lazygraph.numbers import plural, size_text
+from lazygraph.readable import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from lazygraph.diff import nested_diffs
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.normalize import attributes, meshes_of
-from lazygraph.numbers import plural
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
+from lazygraph.readable import plural
 from lazygraph.repeat import times_of
 from lazygraph.trace import TUPLES
 

@@ -6,8 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from lazygraph.numbers import duration_text
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, duration_text
 
 if TYPE_CHECKING:
     from collections import Counter

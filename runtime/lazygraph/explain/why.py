@@ -32,7 +32,7 @@ from lazygraph.explain.model import (
     Explanation,
 )
 from lazygraph.match.lists import is_on_lists
-from lazygraph.numbers import listed, plural
+from lazygraph.readable import listed, plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
 if TYPE_CHECKING:

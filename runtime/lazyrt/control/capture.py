@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from lazygraph.numbers import plural, size_text
-from lazyrt.closing import Closing
+from lazygraph.readable import plural, size_text
 from lazyrt.errors import LazyRuntimeError, UsageError
 from lazyrt.observe import events
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     import os

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lazyrt.closing import Closing
 from lazyrt.config import config
 from lazyrt.control import rollback
 from lazyrt.control.rollback import Undo
@@ -32,6 +31,7 @@ from lazyrt.frontend.torch_compat import (
 )
 from lazyrt.ir import active
 from lazyrt.ir.live import exempt, generators, lock, stand_ins
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from lazyrt.closing import Closing
 from lazyrt.config import record_folder
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import on_barrier
@@ -35,6 +34,7 @@ from lazyrt.execution.graph_registry import CompiledGraph, encode_record, graph_
 from lazyrt.frontend.provenance import is_library_file, site_in, user_lines
 from lazyrt.ir import active
 from lazyrt.observe import events
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.numbers import plural, size_text
-from lazygraph.readable import Readable, one_line, text_table
+from lazygraph.readable import Readable, one_line, plural, size_text, text_table
 from lazygraph.snapshot import AUTOGRAD, Name
 from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory

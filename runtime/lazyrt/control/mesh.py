@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from lazyrt import jax_compat
-from lazyrt.closing import Closing
 from lazyrt.config import device_count
 from lazyrt.errors import UsageError
 from lazyrt.execution import replicas
@@ -24,6 +23,7 @@ from lazyrt.ir import sharding as shardings
 from lazyrt.ir.live import Buffer, lock
 from lazyrt.ir.sharding import Axes, Sharding
 from lazyrt.lowering import partitioning
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

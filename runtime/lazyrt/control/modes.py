@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
-from lazygraph.numbers import plural, size_text
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, plural, size_text
 from lazyrt import jax_compat
-from lazyrt.closing import Closing
 from lazyrt.config import config, follow
 from lazyrt.control import closures
 from lazyrt.control.live_tensors import live_tensors
@@ -42,6 +40,7 @@ from lazyrt.ir import active
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from lazygraph.explain.model import OptimizerNote
-from lazygraph.numbers import listed
+from lazygraph.readable import listed
 from lazyrt.control import marks
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph

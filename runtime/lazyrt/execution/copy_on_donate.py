@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lazyrt import jax_compat
-from lazyrt.closing import Closing
 from lazyrt.execution import memory
 from lazyrt.ir import sharding
 from lazyrt.ir.live import Buffer, Type, pending, ready_buffers
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

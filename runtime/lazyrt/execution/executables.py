@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lazygraph.normalize import with_all_places
-from lazygraph.numbers import duration_text, plural, size_text
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, duration_text, plural, size_text
 from lazyrt import jax_compat
-from lazyrt.closing import Closing
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
@@ -36,6 +34,7 @@ from lazyrt.lowering.emit import (
     result_types,
 )
 from lazyrt.observe import events
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable

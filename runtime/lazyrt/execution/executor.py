@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from lazyrt import jax_compat
-from lazyrt.closing import Closing
 from lazyrt.config import config, make_room
 from lazyrt.errors import LoweringError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
@@ -62,7 +61,7 @@ from lazyrt.ir.live import (
 from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.lowering import partitioning, registry
 from lazyrt.observe import events
-from lazyrt.observe.events import BarrierStarted, OpCounts, SourceLocation
+from lazyrt.observe.events import BarrierStarted, Closing, OpCounts, SourceLocation
 
 if TYPE_CHECKING:
     from lazyrt.ir.active import ActiveStep

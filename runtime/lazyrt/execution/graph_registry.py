@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.explain.model import Explanation, OptimizerNote, StepKey
-from lazygraph.numbers import duration_text, plural
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, duration_text, plural
 from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph

@@ -7,8 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.numbers import share_text
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, share_text
 from lazyrt.execution.executor import donated_inputs
 from lazyrt.ir.live import Buffer, FromCpu, RanAlone, made_in, pending
 from lazyrt.ir.node import Leaf, Value, type_text, walk

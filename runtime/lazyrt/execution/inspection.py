@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lazygraph.numbers import plural
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, plural
 from lazygraph.snapshot import AUTOGRAD, Name
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, OutOfMemoryError, UsageError

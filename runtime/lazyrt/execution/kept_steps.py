@@ -19,7 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.numbers import plural, size_text
+from lazygraph.readable import plural, size_text
 from lazyrt import jax_compat
 from lazyrt.config import config, follow
 from lazyrt.errors import LazyRuntimeError

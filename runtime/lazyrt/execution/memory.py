@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.numbers import plural, size_text
+from lazygraph.readable import plural, size_text
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import OutOfMemoryError

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.numbers import plural
+from lazygraph.readable import plural
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import ReplicaError, ReplicaWarning, UsageError

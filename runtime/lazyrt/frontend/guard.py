@@ -14,7 +14,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.numbers import duration_text
+from lazygraph.readable import duration_text
 from lazyrt.config import config
 from lazyrt.errors import StepSyncError, StepSyncWarning
 from lazyrt.execution import executor

@@ -13,8 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.numbers import size_text
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, size_text
 from lazyrt.config import config
 from lazyrt.execution import compiler, process
 from lazyrt.execution.executor import pending_roots, plan_of, run_plan

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyrt.closing import Closing
 from lazyrt.frontend import eager, record
 from lazyrt.frontend.provenance import (
     is_library,
@@ -29,6 +28,7 @@ from lazyrt.frontend.provenance import (
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.ir.live import lock, unwind
 from lazyrt.observe import events
+from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,10 +22,9 @@ import jax
 import torch
 
 from lazygraph.normalize import with_all_places
-from lazygraph.numbers import size_text
 from lazygraph.read.hlo import modules
 from lazygraph.read.open import graph_of
-from lazygraph.readable import Readable
+from lazygraph.readable import Readable, size_text
 from lazygraph.types import type_bytes
 from lazyrt.errors import ShardingWarning, UsageError
 from lazyrt.ir.node import Node, Value, type_text

@@ -19,14 +19,37 @@ import logging
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from lazygraph.snapshot import Site as Site  # noqa: PLC0414 - the name until 0.2
 from lazygraph.snapshot import SourceLocation as SourceLocation  # noqa: PLC0414, TC001
-from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Closing(ABC):
+    """What goes on until it is closed, by itself or by `with`: a listener, a hook, a background thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it; closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.numbers import bytes_text, time_text, value_text
+from lazygraph.readable import bytes_text, time_text, value_text
 from lazyrt.errors import UsageError
 
 if TYPE_CHECKING:

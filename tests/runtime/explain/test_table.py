@@ -13,7 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazygraph.explain.why import differences
-from lazygraph.numbers import duration_text
+from lazygraph.readable import duration_text
 from tests.harness import DEVICE, cold_start
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")
