@@ -208,7 +208,11 @@ def call_site(depth: int = 1) -> tuple[object, int] | None:
     """
     innermost = None
     for frame in outward(sys._getframe(depth)):
-        found, code = original(frame), frame.f_code
+        code = frame.f_code
+        known = _codes.get(id(code)).__class__
+        if known is _Package or known is _Code:  # neither torch's nor lazyrt's
+            return innermost or (code, frame.f_lineno)
+        found = original(frame)
         if found is not None:
             return found.stack[-1:], found.rank
         if not is_own(code):
@@ -608,7 +612,16 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
             return walk.origin
         found = walk.found
     if found is None:
-        found = _found_from(depth + 1)
+        try:
+            frame = sys._getframe(depth)
+        except ValueError:  # a thread of torch's own runs nothing but the kernel
+            found = _walk(None)
+        else:
+            mark: Any = frame.f_trace
+            # A step's first walk goes all the way, to find its anchor.
+            is_known = mark.__class__ is _Mark and live.anchor is not None
+            is_known = is_known and mark.epoch == _epoch
+            found = mark.found if is_known else _walk(frame)
         if walk is not None:
             walk.found = found
     scope, name = active.labels()
@@ -650,19 +663,6 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     if walk is not None and (backward is None or backward.sequence in _forwards.ops):
         walk.origin = latest
     return latest
-
-
-def _found_from(depth: int) -> _Found:
-    """Return what the stack tells, `depth` frames up and farther."""
-    try:
-        frame = sys._getframe(depth)
-    except ValueError:  # a thread of torch's own runs nothing but the kernel
-        return _walk(None)
-    mark: Any = frame.f_trace
-    # A step's first walk goes all the way, to find its anchor.
-    if isinstance(mark, _Mark) and mark.epoch == _epoch and live.anchor is not None:
-        return mark.found
-    return _walk(frame)
 
 
 # What the stack has told of the latest op, and its provenance.
