@@ -6,6 +6,7 @@ its number is found; how long it really waited is measured around it.
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import os
@@ -394,11 +395,11 @@ def _holds_interpreter() -> None:
 
 
 _WRITTEN = Path(tempfile.gettempdir()) / f"lazyviz-profile-{os.getpid()}"
+atexit.register(_WRITTEN.unlink, missing_ok=True)
 
 
 def _file() -> None:
     _WRITTEN.write_bytes(bytes(20_000_000))  # <file>
-    _WRITTEN.unlink()
 
 
 def _process() -> None:
