@@ -38,7 +38,7 @@ _IMPORTED = (
 )
 
 
-def interpreter(environment=None):
+def interpreter(environment: dict[str, str] | None = None) -> list[str]:
     """Return the words in front of `-c` or `-m`, for a program with this environment."""
     given = os.environ if environment is None else environment
     if any(
