@@ -132,13 +132,12 @@ OPTIMIZERS = {
     "AdamW": adamw,
     "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
     "AdamW, single": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
-    "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "clip"), [*((name, False) for name in OPTIMIZERS), ("AdamW", True)]
+    ("name", "clip"),
+    [("AdamW", True), ("AdamW, fused", False), ("AdamW, single", False)],
 )
 def test_training_gives_what_the_whole_program_gives_up_to_rounding(name, clip):
     model, optimizer = Model(5, dropout=0.1), OPTIMIZERS[name]
