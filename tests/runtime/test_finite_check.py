@@ -194,6 +194,7 @@ def test_a_window_lasts_many_times_as_long_as_its_copies_which_are_one_execution
     monkeypatch.setattr(copy_on_donate, "separate", copies)
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
     monkeypatch.setattr(kept_steps, "_MIN_TIMES", 10)
+    monkeypatch.setattr(kept_steps, "_copying_ns", {})
     lazyrt.config.stop_at_nan = True
     copied = [kept_steps.kept_values().copied_bytes for _ in training(25)]
 
