@@ -20,6 +20,7 @@ pytestmark = pytest.mark.lazy_only("is about whole steps")
 def clean(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
     monkeypatch.setattr(finite_check, "_PAUSE_NS", 0)  # each step is asked
+    monkeypatch.setattr(finite_check, "_EACH", 0)
     monkeypatch.setattr(kept_steps, "_MIN_TIMES", 0)  # steps are counted
     lazyrt.mark_step()
     lazyrt.clear_caches()
@@ -463,6 +464,20 @@ def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
     list(small_training(6, root_and_bias))
 
     assert asked == [9, 9]
+
+
+def test_each_of_the_first_hundred_steps_is_asked(monkeypatch):
+    monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
+    monkeypatch.setattr(finite_check, "_EACH", 100)
+    asked: list[Any] = []
+    are_finite = finite_check._are_finite
+    monkeypatch.setattr(
+        finite_check, "_are_finite", lambda a: asked.append(a) or are_finite(a)
+    )
+    lazyrt.config.stop_at_nan = True
+    list(small_training(6, root_and_bias))
+
+    assert len(asked) >= 6
 
 
 @pytest.mark.parametrize("bad_at", [1, 2, 3, 4, 6, 7])

@@ -1,10 +1,11 @@
 """Stopping at the first step whose loss or weights are not finite (`config.stop_at_nan`).
 
 A gradient that is not finite makes weights, and those nearly always the next loss and all gradients. So
-ten times a second a step is asked of its smallest weight and of all losses since, and one in a window of
-steps (`kept_steps`) of all its weights. Nobody waits for the answer: the next step is recorded and
-dispatched meanwhile. When it is no, the steps of the window run again, and each is asked of everything.
-Tensors are given back what they held before the first bad one, and the ops behind the NaN can be computed.
+each of the first hundred steps is asked of its smallest weight and its loss, later ones ten times a second
+and of all losses since; and one in a window of steps (`kept_steps`) of all its weights. Nobody waits for the
+answer: the next step is recorded and dispatched meanwhile. When it is no, the steps of the window run again,
+and each is asked of everything. Tensors are given back what they held before the first bad one, and the ops
+behind the NaN can be computed.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
 # Asking takes half a millisecond, so it takes half a percent; a loop that ends this much later ends at once.
 _PAUSE_NS = 100_000_000
+# So many steps are each asked, from where the setting was set: a short loop has no later one.
+_EACH = 100
+_since = 0
 _asked_ns = 0
 # The losses of steps that were not asked, kept until one is, and the latest of these steps.
 _losses: list[tuple[KeptStep, Value, Buffer]] = []
@@ -129,7 +133,7 @@ def watch(
     losses, weight, gradients, every = plan.watched
     if kept is not None:
         kept.watched, kept.updates = every, updates_of(step)
-        soon = time.monotonic_ns() - _asked_ns < _PAUSE_NS
+        soon = step - _since >= _EACH and time.monotonic_ns() - _asked_ns < _PAUSE_NS
         if weight and soon and not kept.is_first:
             _unasked = plan, kept
             _keep_losses(results, live, kept, losses)
@@ -209,8 +213,8 @@ def _error(
     number: int, names: Mapping[Value, str], bad: list[Value], kept: KeptStep | None
 ) -> NotFiniteError:
     """Go back to before the first bad step, and return what to raise, with the op in which it began."""
-    global _unasked
-    _unasked = None
+    global _since, _unasked
+    _since, _unasked = pending.number, None
     _losses.clear()
     deferred_asserts.forget()  # later steps computed with it
     with lock, contextlib.suppress(OutOfMemoryError):
@@ -387,8 +391,8 @@ def _seen(found: Summary) -> str:
 
 
 def _follow(value: object) -> None:
-    global _unasked
-    _unasked = None
+    global _since, _unasked
+    _since, _unasked = pending.number, None
     _losses.clear()
     _differentiated.clear()
     on_backward[:] = [_note_losses] if value else []
