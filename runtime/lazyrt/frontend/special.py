@@ -137,6 +137,21 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return kernel
 
 
+def inclusive_range(
+    start: float,
+    end: float,
+    step: float = 1,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return what `torch.range` gives, which torch itself makes by its out= form."""
+    count = aten.range.step(start, end, step, device="meta").numel()
+    wide = dtype if dtype.is_floating_point else torch.float64
+    numbers = torch.arange(count, dtype=wide, device=device)
+    return numbers.mul(step).add(start).to(dtype)
+
+
 def randperm_out(
     n: int, *, generator: torch.Generator | None = None, out: torch.Tensor
 ) -> torch.Tensor:
@@ -413,6 +428,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "eye.m_out": factory_out(torch.eye),
     "linspace.out": factory_out(torch.linspace),
     "logspace.out": factory_out(torch.logspace),
+    "range.out": factory_out(inclusive_range),
     "randperm.out": randperm_out,
     "randperm.generator_out": randperm_out,
     "_lazy_clone": lazy_clone,
