@@ -104,6 +104,10 @@ def line(c: Comparison, fact: Fact) -> Closure:
     found = Closure()
     for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
+        if (
+            fact.before is None or fact.now is None
+        ):  # what one line did another does now
+            into.update(dict.fromkeys({*row.vertices} & side.free, 1))
         into.update(dict.fromkeys(side.dominated((), seeds) if seeds else (), 1))
         into.update(dict.fromkeys(seeds, 0))
     return found
@@ -150,16 +154,13 @@ def reading(c: Comparison, fact: Fact) -> Closure:
     for side, row, into, _ in found.parts(c, fact):
         seeds = {*row.vertices} & side.unmatched
         behind = side.downstream(seeds, side.unmatched.__contains__)
-        lines = {
-            (position(side[user].site), side[user].scope)
-            for k in seeds
-            for user in side.users[k]
-        }
+        readers = (user for k in seeds for user in side.users[k])
+        lines = {position(side[user].site) for user in readers}
         into.update(
             {
                 k: d
                 for k, d in behind.items()
-                if k in seeds or (position(side[k].site), side[k].scope) in lines
+                if k in seeds or position(side[k].site) in lines
             }
         )
         into.update(dict.fromkeys(side.dominated((), into), 1))
@@ -182,20 +183,6 @@ def scope(c: Comparison, fact: Fact) -> Closure:
 
 
 PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
-
-
-def packed(c: Comparison, fact: Fact) -> Closure:
-    """The rows, and what packs tensors into their operands and takes them out of their results."""
-    found = Closure()
-    for side, row, into, _ in found.parts(c, fact):
-        queue = [*row.vertices]
-        while queue:
-            k = queue.pop()
-            if k not in into:
-                into[k] = 0
-                adjacent = (*(o for o, _ in side[k].operands), *side.users[k])
-                queue += [o for o in adjacent if side[o].op in PACKING]
-    return found
 
 
 def on_line(c: Comparison, fact: Fact) -> Closure:
@@ -245,7 +232,9 @@ class Claim:
     Attributes:
         rank: Its place in the table of causes.
         facts: What it is about; facts of one cause and group are one sentence.
-        edits: How many vertices were added, removed and changed for it.
+        added, removed, changed: How many vertices differ for it.
+        results: How many results one side alone has for it.
+        rewired: How many vertices read something else for it, and are otherwise as before.
     """
 
     row: Any
@@ -256,6 +245,7 @@ class Claim:
     removed: int = 0
     changed: int = 0
     results: int = 0
+    rewired: int = 0
 
     @property
     def weight(self) -> int:
@@ -266,40 +256,46 @@ class Claim:
 def attribute(c: Comparison, claims: list[Claim]) -> int:
     """Give every edit to the best claim that holds it; return how many no claim holds."""
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
-    sides = (c.a, best_a), (c.b, best_b)
+    sides, left = ((c.a, best_a), (c.b, best_b)), 0
     for side, best in sides:
         _flood(side, best, side.unmatched)
-    if _claim_replaced(c, best_a, best_b):
-        for side, best in sides:
-            _flood(side, best, side.unmatched)
-    left = _claim_changed(c, best_a, best_b)
+    _claim_replaced(c, best_a, best_b)
+    _claim_changed(c, best_a, best_b)
     for side, best in sides:
         _flood(side, best, side.free)
-        for k in side.unmatched:
-            if (found := best.get(k)) is None:
+    behind = _claim_of_loss(c, best_a, best_b)
+    for side, best in sides:
+        for k in side.unmatched | (c.changed.keys() if side is c.b else set()):
+            readers = side.users[k] if side[k].is_leaf else [k]
+            is_behind = any(readers) and all(side[r].backward for r in readers)
+            found = best.get(k) or (behind if is_behind else None)
+            if found is None:
                 left += 1
+            elif k not in side.unmatched:
+                found.changed += 1
             elif side is c.b:
                 found.added += 1
             else:
                 found.removed += 1
+    for k in c.rewired & best_b.keys():
+        for claim in {best_b[k], best_a[c.b.partner[k]]}:
+            claim.rewired += 1
     for ranks, side, best, of in (
         (c.new_results, c.b, best_b, "new"),
         (c.gone_results, c.a, best_a, "gone"),
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
+            is_new = (
+                side.partner[vertex] < 0
+            )  # then it counts for who holds its vertex, too
             options = [
                 m
                 for m in claims
                 if rank in getattr(m.closure, of)
-                and (
-                    side.partner[vertex] >= 0
-                    or vertex in (m.closure.b if of == "new" else m.closure.a)
-                )
+                and not (is_new and vertex not in getattr(m.closure, "ab"[side is c.b]))
             ]
-            by_vertex = best.get(vertex)
-            if by_vertex is not None and by_vertex not in options:
-                options.append(by_vertex)
+            options += [best[vertex]] if vertex in best else []
             if options:
                 min(options, key=lambda m: m.rank).results += 1
     return left
@@ -315,70 +311,59 @@ def _best(claims: list[Claim], of: str) -> dict[int, Claim]:
     return {vertex: claim for vertex, (_, claim) in best.items()}
 
 
-def _follows(c: Comparison, vertex: int, best: dict[int, Claim]) -> Claim | None:
-    """Return the claim of what a changed vertex reads: 1/N of a mean reads nothing that changed."""
-    near = [best[o] for o, _ in c.b[vertex].operands if o in best]
-    return min(near, key=lambda m: m.rank, default=None)
-
-
 def _claim_changed(
     c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
-) -> int:
-    """Give pairs that differ to a claim; return how many changed ones no claim holds."""
-    lines = _by_line(c.b, best_b)
+) -> None:
+    """Give pairs that differ to a claim of either, of what they read, or of what reads them."""
     pairs = [*c.changed.items(), *((k, c.b.partner[k]) for k in c.rewired)]
-    waiting: list[tuple[int, int]] = []
-    left = 0
-
-    def give(k: int, partner: int, claim: Claim) -> None:
-        best_b[k] = claim
-        best_a.setdefault(partner, claim)
-        claim.changed += k in c.changed
-
+    waiting = []
     for k, partner in pairs:
-        options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
-        found = min(options, key=lambda m: m.rank, default=None)
-        found = found or _follows(c, k, best_b)
+        near = [best_b.get(k), best_a.get(partner)]
+        found = _first(near) or _first(best_b.get(o) for o, _ in c.b[k].operands)
         if found is None:
             waiting.append((k, partner))
         else:
-            give(k, partner, found)
-    shapes = {
-        pair: best_b[k]
-        for k, partner in pairs
-        if k in best_b
-        for pair in zip(c.a[partner].types, c.b[k].types, strict=False)
-        if pair[0] != pair[1]
-    }
+            best_b[k] = found
+            best_a.setdefault(partner, found)
     for k, partner in reversed(waiting):
-        # A gradient's 1/N reads nothing that changed, and what reads it does. The gradient of an op
-        # with another argument reads what that op read.
-        near = [k, *(o for o, _ in c.b[k].operands if c.b[k].backward)]
-        readers = [
-            best_b[user] for each in near for user in c.b.users[each] if user in best_b
-        ]
-        found = min(readers, key=lambda m: m.rank, default=None)
-        if found is None and c.b[k].backward:
-            # A gradient has the type of what it is the gradient of.
-            found = shapes.get((c.a[partner].types[0], c.b[k].types[0])) or lines.get(
-                _line_of(c.b[k])
-            )
-        if found is None:
-            left += k in c.changed
-        else:
-            give(k, partner, found)
-    return left
+        # 1/N of a mean reads nothing that changed, and what reads it does.
+        found = _first(best_b.get(user) for user in c.b.users[k])
+        if found is not None:
+            best_b[k] = found
+            best_a.setdefault(partner, found)
+
+
+def _first(claims: Iterable[Claim | None]) -> Claim | None:
+    """Return the claim of the highest rank."""
+    return min((m for m in claims if m), key=lambda m: m.rank, default=None)
+
+
+def _claim_of_loss(
+    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> Claim | None:
+    """Return the claim of most of what differs in front of backward: gradients follow from it.
+
+    What only a result needs is no part of a loss.
+    """
+    counts = Counter(
+        claim
+        for side, best in ((c.a, best_a), (c.b, best_b))
+        for k, claim in best.items()
+        if k in side.free
+        and not (side[k].backward or side[k].is_leaf)
+        and claim.row.spread is not dominated
+    )
+    return max(counts, key=lambda m: (counts[m], -m.rank), default=None)
 
 
 def _claim_replaced(
     c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
-) -> bool:
-    """Give what was replaced to the claim of what replaced it; return whether any was.
+) -> None:
+    """Give what was replaced to the claim of what replaced it.
 
     Two edits replace each other where the two of a pair read them in one slot, or where one line
     and module record them.
     """
-    before = len(best_a) + len(best_b)
     for _, old, new in c.substitutions:
         if old in c.a.unmatched and new in c.b.unmatched:
             if old not in best_a and new in best_b:
@@ -391,7 +376,6 @@ def _claim_replaced(
             claim = lines.get(_line_of(side[k]))
             if claim is not None and not side[k].is_leaf:
                 best[k] = claim
-    return len(best_a) + len(best_b) > before
 
 
 def _line_of(vertex: Vertex) -> Hashable:
@@ -408,20 +392,13 @@ def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
 
 
 def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
-    """Give what no closure holds to its line's cause, else to that of its neighbours.
-
-    Autograd records an op's gradient with the op's line and module.
+    """Give what no closure holds to the cause of its neighbours.
 
     Args:
         side: One of the graphs.
         best: The claim of each vertex that has one; gains entries.
         seeds: Vertices from which a claim spreads.
     """
-    lines = _by_line(side, best)
-    for k in sorted(side.unmatched - best.keys()):
-        claim = lines.get(_line_of(side[k]))
-        if claim is not None and side[k].backward:
-            best[k] = claim
     left = side.unmatched - best.keys()
     queue = [k for k in best if k in seeds]
     for k in queue:

@@ -94,7 +94,8 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     for whole, part, what in ((c.a, c.b, "later"), (c.b, c.a, "earlier")):
         begins = part.record.key.began_after
         previous = c.step if part is c.b else c.makers
-        previous = [each for each in previous if each is not whole.record]
+        if not is_break(begins):
+            previous = [each for each in previous if each is not whole.record]
         is_rest = is_break(begins) or (part is c.b and _broke_off(previous, whole))
         is_sure = moved and is_rest and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
@@ -127,11 +128,14 @@ def _is_evaluation(part: Side, whole: Side) -> bool:
 
 
 def _share_lines(one: Side, other: Side, *, within: bool = False) -> bool:
-    """Return whether both graphs run some op of some line, or `within` some function."""
+    """Return whether both graphs run some op of some line, or `within` some function.
+
+    A view of a parameter has the line of its first reader, whoever else reads it.
+    """
     sites = (
         (one[k].site, other[partner].site)
         for k, partner in enumerate(one.partner)
-        if partner >= 0 and not one[k].is_leaf
+        if partner >= 0 and not (one[k].is_leaf or is_view(one[k]))
     )
     if not within:
         return any(position(a) == position(b) for a, b in sites)
@@ -229,7 +233,9 @@ def _behind(
     read: set[tuple[int, int]] = set()
     first = set()
     for k in whole.unmatched:
-        for operand, index in whole[k].operands:
+        # `ones_like(loss)`, with which backward begins, reads a type and no value.
+        operands = () if "_like." in whole[k].op else whole[k].operands
+        for operand, index in operands:
             partner = whole.partner[operand]
             same = partner >= 0 and whole[operand].op == part[partner].op
             if same and not part[partner].is_leaf:

@@ -24,7 +24,7 @@ from lazygraph.explain.facts import (
     update_lines,
 )
 from lazygraph.readable import listed, plural
-from lazygraph.snapshot import OPERAND
+from lazygraph.snapshot import AT_CONSTANTS, OPERAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -281,7 +281,20 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
     one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
     known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
-    return bool(one and other) and one != other and not known
+    return bool(one and other) and one != other and not known and _is_shared(c, fact)
+
+
+def _is_shared(c: Comparison, fact: Fact) -> bool:
+    """Return whether something else reads the tensor that both sides have, on both sides.
+
+    If nothing does, the reader has another tensor, and no two became one.
+    """
+    assert fact.before is not None
+    assert fact.now is not None
+    both, k = (c.a, fact.before.vertices[0]) if _is_matched(c.a, fact.before) else (c.b, fact.now.vertices[0])  # fmt: skip
+    other = c.b if both is c.a else c.a
+    readers = {both.partner[user] for user in both.users[k]}
+    return not readers.isdisjoint(other.users[both.partner[k]])
 
 
 for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
@@ -542,8 +555,13 @@ def _other_groups(old: Row, new: Row) -> str:
     "each choice of what they compute costs a compile",
 )  # fmt: skip
 def _option(c: Comparison, fact: Fact) -> bool:
-    is_option = fact.before is not None and fact.now is not None
-    return bool(c.a.updated & c.b.updated) and (is_option or not fact.row.name)
+    if not c.a.updated & c.b.updated:
+        return False
+    if fact.before is not None and fact.now is not None:
+        return True
+    # Of two optimizers of a class the parameters tell which one is called.
+    classes = [{note.name for note in s.record.key.optimizers} for s in (c.a, c.b)]
+    return not fact.row.name and classes[0] != classes[1]
 
 
 @cause(
@@ -602,8 +620,14 @@ def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     "(`losses.append(loss.item())` behind the step), or a running sum on the device: each length is "
     "a graph of its own",
 )  # fmt: skip
-def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.now is not None
+def _list(c: Comparison, fact: Fact) -> bool:
+    return fact.now is not None and not _replaces(c, fact.now)
+
+
+def _replaces(c: Comparison, row: Row) -> bool:
+    """Return whether some item stands where the graph before computed something, as a state does."""
+    old = set().union(*(c.replaced.get(leaf, set()) for leaf in row.vertices))
+    return any(not c.a[k].is_leaf for k in old & c.a.unmatched)
 
 
 @cause(
@@ -634,9 +658,9 @@ _EARLIER = "; to save the compile, create it before the first step and end that 
 @cause(
     "carried_over", of="state", spread=spread.region,
     group=_direction,
-    more=_new_or_gone("not ", "", "not_before", "not_now"),
+    more=lambda c, claims: _kept_gradients(c, claims),  # noqa: PLW0108
     says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
-    "{not_before}of {graph_before}: gradients accumulate over steps (read{at})",
+    "{not_before}of {graph_before}: {why}",
     fix="nothing to do where it comes back: the first batch of an update and the later ones are one "
     "graph each; `zero_grad(set_to_none=False)` in each step makes it one graph for all",
 )  # fmt: skip
@@ -644,6 +668,17 @@ def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
     if not (fact.is_new or fact.is_gone) or fact.row.more["holder"] != "gradient":
         return False
     return _is_accumulated(c.b if fact.is_new else c.a, fact.row)
+
+
+def _kept_gradients(c: Comparison, claims: list[Claim]) -> Fields:
+    row, side = claims[0].fact.row, c.b if claims[0].fact.is_new else c.a
+    views = side.downstream(row.vertices, lambda k: is_view(side[k]))
+    is_zeroed = any(side[k].op.startswith("aten.zero.") for v in views for k in side.users[v])  # fmt: skip
+    why = "zeroed and kept" if is_zeroed else "gradients accumulate over steps (read"
+    text = c.source.statement(row.site) if is_zeroed else ""
+    why += (f" by `{text}`" if text else "") + at(row.site) + ")" * (not is_zeroed)
+    fields = _new_or_gone("not ", "", "not_before", "not_now")(c, claims)
+    return {**fields, "why": why}
 
 
 def _is_accumulated(side: Side, row: Row) -> bool:
@@ -668,7 +703,8 @@ def _with_replaced(c: Comparison, fact: Fact) -> Closure:
 )  # fmt: skip
 def _was_result(c: Comparison, fact: Fact) -> bool:
     """Return whether no other row says it: of a list's item, or of a gradient that grows."""
-    items = {leaf for row in lists(c.b).values() for leaf in row.vertices}
+    rows = (row for row in lists(c.b).values() if not _replaces(c, row))
+    items = {leaf for row in rows for leaf in row.vertices}
     return not (_is_accumulated(c.b, fact.row) or items.intersection(fact.row.vertices))
 
 
@@ -806,8 +842,17 @@ def _read_in_loop(c: Comparison, fact: Fact) -> bool:
     return fewer and is_break(end) and bool(loop) and in_loop(end[1], loop)
 
 
+def _of_loop(c: Comparison, fact: Fact) -> Closure:
+    """What the lines of a loop record, and what only that needs."""
+    found, loop = spread.line(c, fact), fact.row.more["loop"]
+    for side, into in ((c.a, found.a), (c.b, found.b)) if loop else ():
+        seeds = {k for k in side.unmatched if in_loop(side[k].site, loop)}
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
+    return found
+
+
 cause(
-    "loop_count", of="loop", spread=spread.line, more=_rounds,
+    "loop_count", of="loop", spread=_of_loop, more=_rounds,
     says="the loop{at} ran {times}, {before} in {graph_before}",
     fix="run the loop a fixed number of times, or put each round in a step of its own",
 )(_always)  # fmt: skip
@@ -835,7 +880,7 @@ def _guard(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 @cause(
-    "buckets", of="buckets", spread=spread.packed, is_shown=True,
+    "buckets", of="buckets", spread=spread.alone, is_shown=True,
     says="DistributedDataParallel{at} reduces gradients in {now}, in the order of its first "
     "backward; {graph_before} had {before}, in the order of the parameters",
     fix="nothing to do: it regroups them once, so a training loop has two graphs",
@@ -844,20 +889,13 @@ def _regrouped_gradients(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.before is not None and fact.now is not None
 
 
-def _line_and_readers(c: Comparison, fact: Fact) -> Closure:
-    """What draws random numbers, and what was put in to read them."""
-    found, more = spread.line(c, fact), spread.reading(c, fact)
-    found.a, found.b = more.a | found.a, more.b | found.b
-    return found
-
-
 def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fields = _numbers(claims[0].fact)
     return {"before": fields["before"], "draws": plural(fields["now"], "time")}
 
 
 @cause(
-    "rng", of="visit", spread=_line_and_readers, more=_draws,
+    "rng", of="visit", spread=spread.reading, more=_draws,
     says="{op}{at} draws random numbers {draws}, {before} in {graph_before}",
     fix="draw as many random numbers in each step; each number costs one compile",
 )  # fmt: skip
@@ -866,7 +904,7 @@ def _random(c: Comparison, fact: Fact) -> bool:
     if not row.more["random"] or row.more["scope"] in c.switched:
         return False
     # A part that is new and also draws is another path: most of it reads no random numbers.
-    found = _line_and_readers(c, fact)
+    found = spread.reading(c, fact)
     behind = [
         k for k in side.downstream(row.vertices, side.unmatched.__contains__)
         if k in side.unmatched and not side[k].backward
@@ -994,10 +1032,12 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
     fix="nothing to do: further values compile nothing",
 )  # fmt: skip
 def _number(c: Comparison, fact: Fact) -> bool:
-    if not fact.is_new:
-        return False
-    readers = c.b.users[fact.row.vertices[0]]
-    return any(c.b.partner[reader] >= 0 for reader in readers)
+    """Return whether a number that was part of the graph is an input; backward's follow from others."""
+    readers = c.b.users[fact.row.vertices[0]] if fact.is_new else ()
+    return any(
+        c.b.partner[k] >= 0 and not (c.b[k].backward and c.forward_differs)
+        for k in readers
+    )
 
 
 @cause(
@@ -1035,6 +1075,12 @@ def _same_op(fact: Fact) -> bool:
     return old.op == new.op
 
 
+def _is_slice(fact: Fact) -> bool:
+    """Return whether an op is a slice on both sides, whose position is a number on one."""
+    ops = {AT_CONSTANTS.get(vertex.op, vertex.op) for vertex in _vertices(fact)}
+    return len(ops) == 1 and not _same_op(fact)
+
+
 def _call(fact: Fact) -> object:
     """Return what facts about one call have in common."""
     old, new = _vertices(fact)
@@ -1057,11 +1103,10 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     before, now = next((pair for pair in types if pair[0] != pair[1]), ("", ""))
     if len(old.types) != len(new.types):
         before, now = plural(len(old.types), "tensor"), plural(len(new.types), "tensor")
-    sizes = [*zip(shape_of(before), shape_of(now), strict=False)]
-    other = tuple(pair for pair in sizes if pair[0] != pair[1])
     tensor = c.source.takes_tensor(new.op, place)
     # Sizes that are given stand in the type already.
-    is_told = bool(called) and values[1].strip("[]").replace(" ", "") not in now
+    is_told = bool(called) and OPERAND not in values
+    is_told &= values[1].strip("[]").replace(" ", "") not in now
     return {
         "op": new.op,
         "at": at(new.site),
@@ -1075,7 +1120,6 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "before_dtype": dtype_of(before),
         "now_dtype": dtype_of(now),
         "variable": name,
-        "sizes": tuple({*other}) if len({*other}) == 1 else (),
         "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
     }  # fmt: skip
 
@@ -1123,7 +1167,17 @@ def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
     """
     visit, inputs = fact.row.more["visit"], c.a.read & c.b.read - c.a.snapshot.modules
     is_known = bool(visit[2]) and visit in c.a.visited & c.b.visited
-    return is_known and fact.row.name in inputs
+    # An op that was put in front of the reader is a path of its own.
+    return (
+        is_known
+        and fact.row.name in inputs
+        and not any(
+            not side[k].is_leaf and k in side.unmatched
+            for reader, *pair in c.substitutions
+            if reader in fact.row.vertices or c.b.partner[reader] in fact.row.vertices
+            for side, k in zip((c.a, c.b), pair, strict=True)
+        )
+    )
 
 
 def _follows_too(fact: Fact) -> bool:
@@ -1141,6 +1195,8 @@ def _follows_too(fact: Fact) -> bool:
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     old, new = _vertices(fact)
     shapes = [[*map(shape_of, vertex.types)] for vertex in (old, new)]
+    if _is_slice(fact):
+        return shapes[0] != shapes[1]
     return _same_op(fact) and shapes[0] != shapes[1] and not _follows_too(fact)
 
 
@@ -1230,23 +1286,60 @@ def _with_operands(c: Comparison, fact: Fact) -> Closure:
     "code_path", of="argument", spread=_with_operands, group=_call, more=_argument,
     says="code path changed: {argument}{at} is {new}, was {old}", fix=PATH_FIX,
 )  # fmt: skip
-def _other_argument(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _same_op(fact) and _reads_tensor(fact)
+def _other_argument(c: Comparison, fact: Fact) -> bool:
+    """Return whether a tensor stands where none did, and no new line computes it."""
+    parts = ((c.a, fact.before), (c.b, fact.now))
+    is_made = any(
+        o in side.unmatched and not side[o].is_leaf
+        for side, row in parts
+        if row is not None
+        for o, _ in row.more["vertex"].operands
+    )
+    return _same_op(fact) and _reads_tensor(fact) and not is_made
+
+
+def _reading_line(c: Comparison, claims: list[Claim]) -> Fields:
+    fact = claims[0].fact
+    fields = _new_or_gone("read", "not read", "read", "was_read")(c, claims)
+    is_alone = not _has_line(c.a if fact.is_new else c.b, fact.row)
+    text = c.source.statement(fact.row.site) if is_alone and fact.row.name else ""
+    return {**fields, "by": f" by `{text}`" if text else ""}
 
 
 @cause(
-    "new_input", of="input", spread=spread.reading, group=_direction,
-    more=_new_or_gone("read", "not read", "read", "was_read"),
-    says="input {called} {text} is {read}{at}, was {was_read} in {graph_before}{others}",
+    "new_input", of="input", spread=spread.reading, group=_direction, more=_reading_line,
+    says="input {called} {text} is {read}{by}{at}, was {was_read} in {graph_before}{others}",
     fix="read the same inputs in each step: give one that some batches lack a neutral value (a mask "
     "of ones, zeros); each set of inputs costs one compile",
 )  # fmt: skip
 def _new_input(c: Comparison, fact: Fact) -> bool:
-    other = c.a if fact.is_new else c.b
-    return (
-        bool(fact.row.name)
-        and fact.row.name not in other.read
-        and (fact.is_new or fact.is_gone)
+    """Return whether one graph alone reads a named input, and all that its line does needs it.
+
+    What a line does beside that, or computes in the place of the input, is another path.
+    """
+    side, other = (c.a, c.b) if fact.is_gone else (c.b, c.a)
+    if not fact.row.name or fact.row.name in other.read or (fact.before and fact.now):
+        return False
+    names = side.snapshot.leaf_names.items()
+    inputs = {k for k, name in names if name.text not in other.read}
+    behind = side.downstream(inputs, side.unmatched.__contains__)
+    readers = {user for k in fact.row.vertices for user in side.users[k]}
+    lines = {position(side[k].site) for k in readers} - other.lines
+    return not _is_computed(c, fact) and all(
+        k in behind or side[k].backward or side[k].is_leaf or is_view(side[k])
+        for k in side.unmatched
+        if position(side[k].site) in lines
+    )
+
+
+def _is_computed(c: Comparison, fact: Fact) -> bool:
+    """Return whether the other graph computes what stands in the place of an input."""
+    pairs = [(old, new) if fact.is_gone else (new, old) for _, old, new in c.substitutions]  # fmt: skip
+    other = c.b if fact.is_gone else c.a
+    return any(
+        two in other.unmatched and not other[two].is_leaf
+        for one, two in pairs
+        if one in fact.row.vertices
     )
 
 

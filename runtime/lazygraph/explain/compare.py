@@ -366,6 +366,15 @@ class Comparison:
             self.rewired.add(k)
 
     @cached_property
+    def forward_differs(self) -> bool:
+        """Whether anything but inputs and what backward recorded differs."""
+        return any(
+            not (side[k].is_leaf or side[k].backward)
+            for side in (self.a, self.b)
+            for k in side.free
+        )
+
+    @cached_property
     def substitutions(self) -> list[tuple[int, int, int]]:
         """(reader in b, operand in a, operand in b) where a pair reads something else."""
         found = []

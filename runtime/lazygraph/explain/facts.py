@@ -13,7 +13,7 @@ from lazygraph.explain.compare import differs, is_view, position
 from lazygraph.readable import plural, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Container, Hashable, Iterator
 
     from lazygraph.explain.compare import Comparison, Position, Side
     from lazygraph.explain.model import Loop
@@ -101,7 +101,9 @@ def facts_of(comparison: Comparison) -> list[Fact]:
     found = []
     for name, collect in _TABLES.items():
         before, now = collect(comparison.a), collect(comparison.b)
-        _join_partners(comparison, before, now)
+        # The same op on another line is another path if it reads something else.
+        apart = comparison.rewired if name == "visit" else set()
+        _join_partners(comparison, before, now, apart)
         for key in dict.fromkeys((*before, *now)):
             old, new = before.get(key), now.get(key)
             if old is None or new is None or old.value != new.value:
@@ -111,7 +113,9 @@ def facts_of(comparison: Comparison) -> list[Fact]:
     return found
 
 
-def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
+def _join_partners(
+    comparison: Comparison, before: Table, now: Table, apart: Container[int] = ()
+) -> None:
     """Give matched rows one key: a tensor under another name is the same tensor.
 
     Parameters that both sides have under their own names are two.
@@ -122,7 +126,7 @@ def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
         if row.vertices and key not in now
     }
     for key, row in list(now.items()):
-        if key in before or not row.vertices:
+        if key in before or not row.vertices or row.vertices[0] in apart:
             continue
         old = by_vertex.get(comparison.b.partner[row.vertices[0]])
         if old is None:
@@ -473,7 +477,8 @@ def options(side: Side) -> Table:
         groups = max(Counter(name for name, *_ in note.options).values(), default=1)
         found[key] = Row(groups, note.name, site=site, more=more)
         for place, (name, text, is_true) in enumerate(note.options):
-            found[key, place] = Row(is_true, text, name, site=site, more=more)
+            value = (is_true, text == "None")  # None leaves the choice to the optimizer
+            found[key, place] = Row(value, text, name, site=site, more=more)
     return found
 
 
@@ -699,12 +704,16 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             loop = comparison.source.loop(comparison.b[both[1][0]].site)
             found.setdefault(loop or tuple(keys), []).append((rounds, both, loop))
     for parts in found.values():
-        pair = max(
-            (part[0] for part in parts), key=lambda r: (max(r) / min(r), -max(r))
-        )
+        pair, loop = max((p[0] for p in parts), key=lambda r: (max(r) / min(r), -max(r))), parts[0][2]  # fmt: skip
+        if loop and any(
+            row.value == tables[0].get(key, Row(0)).value >= max(pair)
+            and in_loop(row.site, loop)
+            for key, row in tables[1].items()
+        ):
+            continue  # it ran as often, and a branch in it did not
         old, new = (
             Row(pair[which], str(pair[which]), "", vertices,
-                site=side[vertices[0]].site, more={"loop": parts[0][2]})
+                site=side[vertices[0]].site, more={"loop": loop})
             for which, side in enumerate(sides)
             if (vertices := tuple(k for part in parts for k in part[1][which]))
         )  # fmt: skip

@@ -21,6 +21,7 @@ from lazygraph.explain.compare import (
     Comparison,
     differs,
     is_break,
+    is_view,
     nearest,
     position,
 )
@@ -70,13 +71,16 @@ def explain(
     rest = _rest_of_step(record, runs)
     if (
         closest is None
-        or closest[1] < _RELATED
-        or (rest and differs(record.key.ended_by, closest[0].key.ended_by))
+        or (closest[1] < _RELATED and not _is_start_of(record, closest[0]))
+        or (rest and not _is_round_of(record, closest[0]))
     ):
         said = (rest or _new_program(record), *_failed_guards(record))
         return _explanation(record, said)
     other, similarity = closest
     if other.fingerprint == record.fingerprint:
+        same = [each for each in history if each.fingerprint == record.fingerprint]
+        donated = {*record.key.donated}
+        other = min(same, key=lambda r: (len(donated ^ {*r.key.donated}), -r.last_step))
         found = tuple(of_key(other, record))
         return _explanation(record, found or (_new_program(record),), other, 1.0)
     c = Comparison(other, record, history, runs, source)
@@ -87,6 +91,19 @@ def explain(
     sentences = [part for cause in said for part in (cause.text, cause.fix)]
     quotes = sorted(q for q in source.quotes if any(q in part for part in sentences))
     return dataclasses.replace(explanation, quotes=tuple(quotes))
+
+
+def _is_round_of(record: Record, other: Record) -> bool:
+    """Return whether two graphs end at one place, and it is no break that only one begins after."""
+    if differs(record.key.ended_by, other.key.ended_by):
+        return False
+    return is_break(other.key.began_after) or not is_break(record.key.ended_by)
+
+
+def _is_start_of(record: Record, other: Record) -> bool:
+    """Return whether a read ended a graph that begins where the other one does."""
+    starts = [position(each.lines[0]) for each in (record, other)]
+    return is_break(record.key.ended_by) and None is not starts[0] == starts[1]
 
 
 def differences(before: Record, now: Record) -> tuple[tuple[Cause, ...], int]:
@@ -114,12 +131,14 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     claims = _claims(c, facts)
     left = attribute(c, claims)
     groups: dict[object, list[Claim]] = {}
+    is_wired = not any(m.weight or m.results for m in claims)
     for claim in claims:
         # What only the runtime keeps, such as for backward, follows from what else differs.
         is_result = claim.results and (
             claim.fact.row.name or not any(m.weight for m in claims)
         )
-        if claim.weight or is_result or claim.row.is_shown:
+        is_wiring = claim.rewired and (is_wired or claim.row.kind == "code_path")
+        if claim.weight or is_result or is_wiring or claim.row.is_shown:
             key = (claim.row.kind, claim.row.says, claim.row.group(claim.fact))
             groups.setdefault(key, []).append(claim)
     found = [
@@ -258,14 +277,14 @@ def _unclaimed(c: Comparison) -> Cause:
         if ops:
             site = side.site(ops)
             more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
+            where, fix = "", causes.PATH_FIX
             if all(s[k].is_leaf or s[k].backward for s in (c.a, c.b) for k in s.free):
-                more += (
-                    f" in backward alone: the forward pass is that of {c.a.record.name}"
-                )
+                more += f"{_saved_by(side, ops)}; the forward pass is that of {c.a.record.name}"
+                where, fix = " in backward alone", _BACKWARD_FIX
             return Cause(
                 kind="code_path",
-                text=f"code path changed: `{side[ops[0]].op}`{at(site)} is {word}{more}",
-                fix=causes.PATH_FIX,
+                text=f"code path changed{where}: `{side[ops[0]].op}`{at(site)} is {word}{more}",
+                fix=fix,
                 now=site if side is c.b else None,
                 before=site if side is c.a else None,
                 edits=EditCounts(
@@ -273,6 +292,22 @@ def _unclaimed(c: Comparison) -> Cause:
                 ),
             )
     return _wiring(c)
+
+
+_BACKWARD_FIX = (
+    "what is detached, needs a gradient or is checkpointed decides what backward computes: decide it "
+    "once; each choice costs one compile"
+)
+
+
+def _saved_by(side: Side, ops: list[int]) -> str:
+    """Return which op of the forward pass gave what some ops of backward read."""
+    read = [o for k in ops for o, _ in side[k].operands]
+    for k in read:  # what a view shows
+        read += [o for o, _ in side[k].operands if is_view(side[k])]
+    wanted = (k for k in read if not (is_view(side[k]) or side[k].backward))
+    saved = next((k for k in wanted if side[k].site or side.name(k)), None)
+    return f", reading {_operand(side, saved)}" if saved is not None else ""
 
 
 def _wiring(c: Comparison) -> Cause:
@@ -323,7 +358,7 @@ def _rest_of_step(record: Record, runs: list[Record]) -> Cause | None:
     """Return that a graph break left this graph as the rest of its step, None if it did not."""
     if not runs or record.snapshot is None or not is_break(record.key.began_after):
         return None
-    if not differs(record.key.ended_by, runs[0].key.ended_by):
+    if _is_round_of(record, runs[0]):
         return None
     names, snapshot = {each.name for each in runs}, record.snapshot
     read = [leaf for leaf, origin in snapshot.origins.items() if origin.graph in names]
@@ -435,6 +470,11 @@ _COPIED_FIX = (
 )
 
 
+_SETS_FIX = (
+    "nothing to do where both come back: each set of donated inputs costs one compile"
+)
+
+
 def of_key(before: Record, now: Record) -> Iterator[Cause]:
     """Yield why a graph of the same fingerprint was compiled again."""
     old, new = before.key, now.key
@@ -493,7 +533,7 @@ def _donation(before: Record, now: Record) -> Cause:
     are_copies = _came_from_others(now, kept)
     # One graph: its inputs stand in one order. What holds the data may give the name now.
     was, holder = _inputs(before, kept), _inputs(now, kept)
-    other = holder if holder.startswith("`") and holder != was else "something else"
+    other = holder if holder.startswith("`") and holder != was else _others(now, kept)
     is_, its = ("is", "its") if len(kept) == 1 else ("are", "their")
     parts = []
     if kept and are_copies:
@@ -503,7 +543,7 @@ def _donation(before: Record, now: Record) -> Cause:
         )
     elif kept:
         parts.append(
-            f"{was} {is_} overwritten in place, but {other} also holds {its} data"
+            f"{was} {is_} overwritten in place, but {other} also hold{'' if ', ' in other or ' and ' in other else 's'} {its} data"
         )
     if given:
         verb = "is" if len(given) == 1 else "are"
@@ -515,7 +555,7 @@ def _donation(before: Record, now: Record) -> Cause:
         before,
         now,
         f"the graph is that of {before.name}, but other inputs are donated: {'; '.join(parts)}",
-        _COPIED_FIX if are_copies else _HELD_FIX,
+        _SETS_FIX if not kept else _COPIED_FIX if are_copies else _HELD_FIX,
         variable=_first_name(before, kept) if kept else _first_name(now, given),
         changed=len(kept) + len(given),
     )
@@ -535,6 +575,14 @@ def _inputs(record: Record, positions: set[int]) -> str:
     if known and len(known) == len(positions):
         return listed(known)
     return plural(len(positions), "input")
+
+
+def _others(record: Record, positions: set[int]) -> str:
+    """Return the inputs that hold the data of some others."""
+    origins = record.snapshot.origins if record.snapshot is not None else {}
+    made = {origins[k][:3] for k in positions if k in origins and origins[k].graph}
+    same = {k for k, origin in origins.items() if origin[:3] in made} - positions
+    return _inputs(record, same) if same else "something else"
 
 
 def _first_name(record: Record, positions: set[int]) -> str:
@@ -566,10 +614,7 @@ def with_growth(
     """
     found = []
     for cause in causes:
-        # Sizes of what the graph computes are not the data's.
-        series = (
-            () if cause.kind == "shape" else _series(cause, against, explanation_of)
-        )
+        series = _series(cause, against, explanation_of)
         long = next((each for each in series if len(each) >= _LEAST), None)
         found.append(cause if long is None else _with_series(cause, long))
     return tuple(found)
@@ -610,29 +655,6 @@ def _with_series(cause: Cause, sizes: list[int]) -> Cause:
     )
 
 
-_LENGTHS = ("input_shape", "parameter_shape", "loop_count")
-
-
-def _fold_shapes(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    """Return causes, a shape that changed as an input or a loop did counted with those.
-
-    A program that makes a tensor as long as another one, or joins the results of all rounds.
-    """
-    found = list(causes)
-    for shape in causes:
-        if shape.kind != "shape" or not shape.sizes:
-            continue
-        lengths = (
-            c for c in found if c.kind in _LENGTHS and {*shape.sizes} <= {*c.sizes}
-        )
-        length = min(lengths, key=lambda c: _LENGTHS.index(c.kind), default=None)
-        if length is not None:
-            edits = map(sum, zip(length.edits, shape.edits, strict=True))
-            found[found.index(length)] = replace(length, edits=EditCounts(*edits))
-            found.remove(shape)
-    return tuple(found)
-
-
 def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     """Return causes, a loop with as many rounds as an input is long behind that input.
 
@@ -645,7 +667,6 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
         >>> with_lengths((loop, seq))[1].text
         'it came 7 times, as many as `seq` is long'
     """
-    causes = _fold_shapes(causes)
     loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
     if loop is None:
         return causes

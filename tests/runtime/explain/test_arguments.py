@@ -245,3 +245,27 @@ def test_an_integer_in_the_place_of_a_number_that_varies_is_named_with_its_argum
     )
     assert cause.text.endswith(", is -1, was an input")
     assert "`2.0`, not `2`" in cause.fix
+
+
+def test_a_number_of_backward_is_no_cause_beside_what_the_forward_pass_does():
+    layer, x = nn.Linear(3, 3).to(DEVICE), ones(2, 3)
+    scale = 1.0
+    for number in range(2):
+        scale += number
+        with lazyrt.step():
+            layer.zero_grad()
+            (layer(x).square().mean() * scale).backward()
+
+    assert the_cause("lifted_number").text.startswith("a Python number in `")
+
+
+def test_a_slice_of_another_length_is_a_shape_though_its_start_varied():
+    x = ones(30, 3)
+    for start, rows in ((0, 4), (4, 4), (9, 6)):
+        with lazyrt.step():
+            y = x[start : start + rows].exp()
+
+    assert y.shape == (6, 3)
+    text = the_cause("shape").text
+    assert "is f32[6,3], was f32[4,3]" in text
+    assert "·" not in text

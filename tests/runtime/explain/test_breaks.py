@@ -312,3 +312,44 @@ def test_a_loop_that_holds_the_updates_and_no_boundary_ran_more_often():
         lazyrt.mark_step()
 
     assert explained()[-1].top.kind == "loop_count"
+
+
+def test_a_check_that_takes_more_ops_than_the_work_before_it_is_a_graph_break():
+    net, x = layers(), ones(2, 4)
+    optimizer = sgd(net)
+    for checks in (False, True):
+        y = net(x)
+        if checks:
+            assert torch.isfinite(y).all()
+        optimizer.zero_grad()
+        y.square().mean().backward()
+        optimizer.step()
+
+    assert [each.top.kind for each in explained()[-2:]] == ["graph_break"] * 2
+
+
+def test_reads_of_one_line_after_another_are_breaks_and_no_modules_less():
+    net, x = layers(), ones(2, 4)
+    optimizer = sgd(net)
+    for reads in (False, True):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        if reads:
+            most = max(p.grad.abs().max().item() for p in net.parameters())
+        optimizer.step()
+
+    assert most > 0
+    tops = [each.top.kind for each in explained()[2:]]
+    assert tops[:2] == ["graph_break"] * 2
+    assert "module_call" not in tops
+
+
+def test_an_evaluation_that_reads_its_result_is_another_step():
+    net, x = layers(), ones(2, 4)
+    optimizer = sgd(net)
+    net(x).square().mean().backward()
+    optimizer.step()
+    with torch.no_grad():
+        net(ones(3, 4)).abs().mean().item()
+
+    assert kinds(explained()[-1]) == ["other_step"]

@@ -10,7 +10,7 @@ from torch import nn
 import lazyrt
 from lazygraph.explain.why import differences
 from tests.harness import DEVICE
-from tests.runtime.explain.shared import compiles_of, ones, the_cause
+from tests.runtime.explain.shared import compiles_of, latest, ones, the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -143,3 +143,20 @@ def test_the_order_of_creation_and_dead_code_compile_nothing():
     step(0)
 
     assert sum(compiles_of(step, shift) for shift in (1, 2, 3)) == 0
+
+
+def test_a_copy_of_weights_names_what_holds_their_data_too():
+    source, target = ones(4), ones(4)
+
+    def step(*, copies):
+        with lazyrt.step():
+            out = (source * target).sum()
+            source.add_(1)
+            if copies:
+                target.copy_(source)
+            return out
+
+    for copies in (False, True, False):
+        step(copies=copies)
+
+    assert "but `target` also holds its data" in latest().text

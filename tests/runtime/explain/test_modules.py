@@ -225,3 +225,18 @@ def test_a_copy_that_shares_its_weights_is_called_all_the_same():
 
     assert loss.dim() == 0
     assert "are one tensor now and were two" in the_cause("same_input").text
+
+
+def test_a_layer_that_is_skipped_among_equal_ones_is_the_one_that_is_named():
+    blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(4)).to(DEVICE)
+    x = ones(2, 3)
+    for skipped in (None, 1):
+        with lazyrt.step():
+            h = x
+            for number, block in enumerate(blocks):
+                if number != skipped:
+                    h = h + block(h).relu()
+            loss = h.sum()
+
+    assert loss.dim() == 0
+    assert "module `blocks.1` is not called" in latest().text

@@ -217,7 +217,10 @@ def test_a_loss_of_another_head_explains_the_update_of_its_parameters():
             loss.backward()
             optimizer.step()
 
-    assert the_cause("new_input").text.startswith("input `depth` f32[2,1] is read at ")
+    line = "`loss = loss + (found - depth).abs().mean()` at "
+    assert the_cause("new_input").text.startswith(
+        f"input `depth` f32[2,1] is read by {line}"
+    )
 
 
 def test_parameters_of_a_group_of_their_own_are_named_by_their_module():
@@ -249,3 +252,29 @@ def test_a_tied_parameter_that_becomes_two_is_no_module_more():
     assert out.shape == (2, 3)
 
     assert "`second.weight = nn.Parameter(" in the_cause("code_path").text
+
+
+def test_an_option_that_was_left_to_the_optimizer_is_named():
+    loop = Loop()
+    loop.fit()
+    loop.sgd.param_groups[0]["foreach"] = False
+    loop.fit()
+
+    assert "`foreach` of SGD is False, was None" in the_cause("update").text
+
+
+def test_of_two_optimizers_of_a_class_the_one_that_rests_is_named_by_its_parameters():
+    first, last = (nn.Linear(3, 3).to(DEVICE) for _ in range(2))
+    both = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, last)]
+    x = ones(2, 3)
+    for rests in (False, True):
+        with lazyrt.step():
+            last(first(x)).square().mean().backward()
+            for optimizer in both[rests:]:
+                optimizer.step()
+            first.zero_grad()
+            last.zero_grad()
+
+    text = the_cause("update").text
+    assert text.startswith("parameters `first.")
+    assert "are not updated" in text

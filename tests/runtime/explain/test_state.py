@@ -193,7 +193,8 @@ def test_gradients_that_are_zeroed_and_kept_are_named_with_the_line_that_zeroes_
 
     text = the_cause("carried_over").text
     assert text.startswith("gradients `model.")
-    assert "gradients accumulate over steps (read at test_state.py:" in text
+    zeroed = "`optimizer.zero_grad(set_to_none=sets_to_none)` at test_state.py:"
+    assert f": zeroed and kept by {zeroed}" in text
 
 
 def test_gradients_added_to_those_of_another_graph_are_no_graph_break():
@@ -209,3 +210,17 @@ def test_gradients_added_to_those_of_another_graph_are_no_graph_break():
         lazyrt.mark_step()
 
     assert latest().top.kind == "carried_over", str(latest())
+
+
+def test_a_pair_of_states_that_a_loop_keeps_is_no_list_that_grows():
+    lstm, x = nn.LSTM(3, 4).to(DEVICE), ones(5, 2, 3)
+    state = None
+    for _ in range(2):
+        with lazyrt.step():
+            out, state = lstm(x, state)
+            state = tuple(each.detach() for each in state)
+
+    assert out.dim() == 3
+    cause = the_cause("state_became_input")
+    assert "`state[0]`" in cause.text
+    assert "list" not in cause.fix

@@ -35,11 +35,8 @@ def test_another_branch_quotes_its_line_even_after_many_equal_steps():
         f"code path changed: `y = y.relu()` at test_visits.py:{line} is new: "
         "`aten.relu.default`"
     )
-    assert cause.edits == (
-        1,
-        0,
-        0,
-    )  # `tanh` is read by another op, and is the same value
+    # `tanh` is read by another op, and is the same value.
+    assert cause.edits == (1, 0, 0)
     assert len(lazyrt.compiled_graphs()) == 2
 
 
@@ -373,3 +370,97 @@ def test_a_new_part_that_also_draws_random_numbers_is_a_path():
     text = the_cause("code_path").text
     assert "and 4 more lines are new: " in text
     assert " at test_visits.py:" in text
+
+
+def test_another_line_that_does_the_same_with_other_tensors_is_quoted_with_the_old_one():
+    x, y = ones(2, 3), ones(2, 3)
+    for joins_both in (True, False):
+        with lazyrt.step():
+            a, b = x.exp(), y.sin()
+            c = torch.cat([a, b]) if joins_both else None
+            c = torch.cat([b, b]) if c is None else c
+            out = (c.sum() + a.sum() + b.sum()).sqrt()
+            del a, b, c
+
+    assert out.dim() == 0
+    text = the_cause("code_path").text
+    assert "`c = torch.cat([b, b]) if c is None else c` at test_visits.py:" in text
+    assert "`c = torch.cat([a, b]) if joins_both else None` at test_visits.py:" in text
+
+
+def test_a_branch_that_some_rounds_take_is_no_other_number_of_rounds():
+    given, weight = ones(4, 3), ones(3, 3)
+
+    def decode(forced):
+        with lazyrt.step():
+            word, words = given[0], []
+            for t in range(4):
+                words.append((word @ weight).tanh())
+                word = given[t].exp() if t < forced else words[-1]
+            return torch.stack(words).sum()
+
+    decode(3)
+    decode(1)
+
+    assert kinds(explained()[-1]) == ["code_path"]
+    assert "`aten.exp.default` at test_visits.py:" in explained()[-1].text
+
+
+def test_all_that_a_loop_records_goes_with_its_rounds():
+    x, weight = ones(6, 2, 3), ones(3, 3)
+
+    def unroll(rounds):
+        with lazyrt.step():
+            state, loss = torch.zeros(2, 3, device=DEVICE), 0.0
+            for t in range(rounds):
+                word = x[t].exp()
+                state = (word + state @ weight).tanh()
+                loss = loss + (state - word).square().mean()
+            return loss
+
+    unroll(3)
+    unroll(5)
+
+    assert "ran 5 times, 3 in graph.1" in the_cause("loop_count").text
+
+
+def test_what_backward_computes_otherwise_goes_with_the_forward_pass():
+    layer, x = nn.Linear(3, 3).to(DEVICE), ones(2, 3)
+    for bound in (None, 0.1):
+        with lazyrt.step():
+            layer.zero_grad()
+            y = layer(x) * 2
+            if bound is not None:
+                y = y.clamp(min=bound)
+            y.square().mean().backward()
+            del y
+
+    assert "`y = y.clamp(min=bound)`" in the_cause("code_path").text
+
+
+def test_a_gradient_that_is_cut_names_what_backward_read():
+    actor, critic, x = (*(nn.Linear(3, 1).to(DEVICE) for _ in range(2)), ones(2, 3))
+    for is_cut in (False, True):
+        with lazyrt.step():
+            actor.zero_grad()
+            critic.zero_grad()
+            value = critic(x)
+            weight = value.detach() if is_cut else value
+            (actor(x).exp() * weight + value.square()).mean().backward()
+            del value, weight
+
+    cause = the_cause("code_path")
+    assert cause.text.startswith("code path changed in backward alone: ")
+    assert "reading the aten.exp.default at test_visits.py:" in cause.text
+    assert "detached" in cause.fix
+
+
+def test_an_op_put_in_front_of_a_module_is_a_path_and_no_other_input():
+    layer, x = nn.Conv1d(2, 2, 3, padding=1).to(DEVICE), ones(1, 2, 5)
+    for mode in ("zeros", "reflect"):
+        layer.padding_mode = mode
+        with lazyrt.step():
+            y = layer(x).sum()
+
+    assert y.dim() == 0
+    assert "aten.reflection_pad1d.default" in the_cause("code_path").text
