@@ -229,12 +229,9 @@ def owned(side: Side, paths: Iterable[str]) -> set[int]:
 class Claim:
     """A cause that may hold, with what goes to it.
 
-    Attributes:
-        rank: Its place in the table of causes.
-        facts: What it is about; facts of one cause and group are one sentence.
-        added, removed, changed: How many vertices differ for it.
-        results: How many results one side alone has for it.
-        rewired: How many vertices read something else for it, and are otherwise as before.
+    It counts vertices that differ for it, results that one side alone has, and vertices that read
+    something else and are otherwise as before (`rewired`). `rank` is its place in the table of
+    causes.
     """
 
     row: Any
@@ -392,13 +389,7 @@ def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
 
 
 def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
-    """Give what no closure holds to the cause of its neighbours.
-
-    Args:
-        side: One of the graphs.
-        best: The claim of each vertex that has one; gains entries.
-        seeds: Vertices from which a claim spreads.
-    """
+    """Give what no closure holds to the cause of its neighbours, beginning from the seeds."""
     left = side.unmatched - best.keys()
     queue = [k for k in best if k in seeds]
     for k in queue:
@@ -427,16 +418,9 @@ def in_brackets(site: SourceLocation | None) -> str:
 def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
     """Return the fields of a cause: of its first fact, and of all where several share a sentence.
 
-    Args:
-        c: The two graphs.
-        claims: Facts of one cause, the one that most follows from first.
-
-    Returns:
-        name, names, called: What the user calls the first one, all of them, the first one or else
-        the line that reads it. text, before, now: How the rows show themselves. at, before_at:
-        Lines. s, is_, was, an_input, others: The forms of words for one or several. here, there:
-        `in this step`, and the name of the graph before, for what one side alone has. sizes: Of
-        what has another size along one axis, that size before and now.
+    The claim that most follows from is the first. `called` is what the user calls the first one, or
+    else the line that reads it; `text`, `before` and `now` are how the rows show themselves;
+    `sizes` is, of what has another size along one axis, that size before and now.
     """
     facts = [claim.fact for claim in claims]
     fact, row = facts[0], facts[0].row

@@ -38,18 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One row of the table.
+    """One row of the table: whether a fact of the table `of` is this cause, and what follows then.
 
-    Attributes:
-        kind: Its name.
-        of: The table of facts that it reads.
-        holds: Whether a fact is this cause.
-        says: The sentence; `attribute.fields_of` lists what it may name.
-        fix: What to do.
-        spread: What follows from it.
-        group: What facts of one sentence share.
-        more: Returns further fields of the sentence.
-        is_shown: Whether it is a cause though no edit follows from it.
+    `attribute.fields_of` lists what the sentence may name, to which `more` adds fields. Facts of
+    one `group` share a sentence. With `is_shown` it is a cause though no edit follows from it.
     """
 
     kind: Kind

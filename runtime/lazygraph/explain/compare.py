@@ -48,10 +48,8 @@ def is_view(vertex: Vertex) -> bool:
 class Side:
     """One of the two graphs, with what is asked of it often.
 
-    Attributes:
-        record: The compiled graph.
-        partner: For each vertex its partner on the other side, -1 for none.
-        free: Vertices that differ: unmatched, changed, or with other operands.
+    `partner` is -1 for a vertex without one; `free` has the vertices that are unmatched, changed,
+    or with other operands.
     """
 
     def __init__(self, record: Record, partner: list[int]) -> None:
@@ -184,12 +182,7 @@ class Side:
         return found
 
     def dominated(self, roots: Iterable[int], seeds: Iterable[int] = ()) -> set[int]:
-        """Return the free vertices that nothing needs but some results or some vertices.
-
-        Args:
-            roots: Positions among the results.
-            seeds: Vertices that count as needed by nothing else.
-        """
+        """Return the free vertices that nothing needs but some vertices, or results by position."""
         wanted = Counter(self.roots[k][0] for k in {*roots})
         found = {*seeds}
         starts = found | wanted.keys()
@@ -209,20 +202,13 @@ class Side:
 
 
 class Comparison:
-    """Two graphs, matched, and what is known of the graphs around them.
+    """Two graphs, matched, and what is known of the graphs around them: `a` ran before, `b` is new.
 
-    Attributes:
-        a: The graph before.
-        b: The new graph.
-        source: What the user's source says.
-        changed: Vertex of `b` to its partner, where their labels differ.
-        rewired: Vertices of `b` that read something else than their partner.
-        new_results, gone_results: Positions among the results that one side alone has.
-        step: Graphs of the same step that ran before the new one, the latest first.
-        readers: Graphs that read results of the graph before, and end elsewhere.
-        makers: Graphs whose results the graph before reads, and that end elsewhere.
-        switched: Modules that train on one side and are evaluated on the other.
-        modules: Modules that one side alone has.
+    `changed` gives for a vertex of `b` its partner, where their labels differ; `rewired` has those
+    that read something else than their partner. `step` has graphs of the same step that ran before,
+    the latest first. `readers` read results of `a`, `makers` computed what `a` reads; all of them
+    end elsewhere. `switched` modules train on one side and are evaluated on the other; `modules`
+    are on one side alone.
     """
 
     def __init__(
@@ -481,19 +467,12 @@ _LEAST_PART = 3
 
 
 def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] | None:
-    """Return the graph that explains a new one best, and how similar it is; None if none is.
+    """Return the graph that explains a new one best, if any, and their similarity from 0 to 1.
 
-    All are considered: by operations and types first, then by the lines where they begin and
-    end, and the inputs that have names. Of equals it is the one that has fewest operations which
-    the new one lacks: work that joined a step takes nothing from it. Then it is the one that ran last.
-    Few are compared type by type: the others' operations alone say that they rank behind.
-
-    Args:
-        record: The new graph.
-        records: Those before; it may be among them.
-
-    Returns:
-        The graph, and the share of operations and types that both have, 0 to 1.
+    All are considered: by operations and types first, then by the lines where they begin and end,
+    and the inputs that have names. Of equals it is the one that has fewest operations which the new
+    one lacks: work that joined a step takes nothing from it. Then it is the one that ran last. Few
+    are compared type by type: the others' operations alone say that they rank behind.
     """
     others = [
         (op_similarity(record, other), other)

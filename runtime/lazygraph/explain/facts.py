@@ -28,16 +28,10 @@ _DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feat
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table.
+    """One row of a table: a value that is compared, and how a sentence shows it.
 
-    Attributes:
-        value: What is compared.
-        text: How a sentence shows it.
-        name: What the user calls it; empty where it has no name.
-        vertices: Where it stands in the graph.
-        rank: Of a result its position among the results, else -1.
-        site: The source line.
-        more: What else predicates and sentences ask for.
+    The name is empty where the user has none; `vertices` is where it stands in the graph, `rank` of
+    a result its position among the results. `more` is what else predicates and sentences ask for.
     """
 
     value: Any
@@ -639,13 +633,10 @@ def reads(side: Side) -> Table:
 
 
 def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
-    """Return how often a loop ran, before and now; None where a line is no other loop.
+    """Return how often a loop ran, before and now, by how often its line recorded each op.
 
     Most of what the line records is recorded in every round, and grows as the rounds do. The rest
-    is recorded once, or once for each round but the first.
-
-    Args:
-        counts: How often the line recorded each op, before and now.
+    is recorded once, or once for each round but the first. None where a line is no other loop.
     """
     other = [pair for pair in counts.values() if pair[0] != pair[1]]
     if not other or not all(min(pair) for pair in other):

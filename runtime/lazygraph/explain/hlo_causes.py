@@ -121,12 +121,8 @@ def state_of(graph: Graph, nodes: Iterable[int]) -> dict[str, list[int]]:
 def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
     """Return what inputs or outputs are called, the state of several parameters in one entry.
 
-    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more".
-
-    Args:
-        graph: The program.
-        nodes: Inputs or outputs of it.
-        most: How many entries there are at most, but for the last.
+    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more", which is one more than
+    `most`.
     """
     entries = []
     for key, group in state_of(graph, nodes).items():
@@ -727,11 +723,8 @@ def _blocks(
 ) -> _Claimed:
     """Return which layers, modules or equal blocks one of two programs has alone.
 
-    Args:
-        graph: The program.
-        unmatched: Its nodes without a partner.
-        what: What happened to them, `added` or `removed`.
-        ends: What is computed for outputs that one program has alone, which is not repeated.
+    `what` happened to its unmatched nodes: `added` or `removed`. `ends` is computed for outputs
+    that one program has alone, which is not repeated.
     """
     if ends.issuperset(unmatched):
         return _Claimed([], set())

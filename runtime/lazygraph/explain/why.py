@@ -56,13 +56,7 @@ _MOST_CAUSES = 3
 def explain(
     record: Record, history: History, source: Source = NO_SOURCE
 ) -> Explanation:
-    """Return why a graph had to be compiled; there is at least one cause.
-
-    Args:
-        record: The new graph, with its snapshot.
-        history: The graphs before.
-        source: What the user's source says of arguments and numbers.
-    """
+    """Return why a graph with its snapshot had to be compiled; there is at least one cause."""
     runs = list(_latest(history))
     alone = _over_limit(record) or (None if len(history) else _first_trace(record))
     if alone is not None:
@@ -412,13 +406,7 @@ def _new_program(record: Record) -> Cause:
 
 
 def evicted(record: Record, step: int, limit: int) -> Explanation:
-    """Return the explanation of a graph that was compiled before.
-
-    Args:
-        record: The graph.
-        step: The runtime's number of the step.
-        limit: How many executables are kept.
-    """
+    """Return the explanation of a graph that was compiled before; so many executables are kept."""
     cause = Cause(
         kind="cache_evicted",
         text=f"{record.name} was compiled before, in step {record.first_step}, but its executable "
@@ -607,10 +595,8 @@ def with_growth(
 ) -> tuple[Cause, ...]:
     """Return causes, those of an input's size with the sizes that came before.
 
-    Args:
-        causes: Why a graph is new.
-        against: Name of the graph that it was compared with.
-        explanation_of: Returns by its name why an earlier graph was new.
+    `against` names the graph that the new one was compared with; `explanation_of` returns by its
+    name why an earlier graph was new.
     """
     found = []
     for cause in causes:

@@ -24,10 +24,8 @@ def pair_equal_ancestors(
 ) -> None:
     """Pair nodes whose whole set of ancestors occurs once on each side, the tallest first.
 
-    Args:
-        matching: Grows.
-        labels: `full` or `skeleton`: what makes two nodes equal.
-        similar: Whether what grows from them may differ in sizes.
+    Their `full` or `skeleton` labels make two nodes equal. What grows from similar ones may differ
+    in sizes.
     """
     ids = numbers()
     known_a, known_b = matching.a.graph.ancestor_keys, matching.b.graph.ancestor_keys
@@ -45,15 +43,10 @@ def pair_equal_ancestors(
 def pair_local_ancestors(
     matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
 ) -> None:
-    """Pair nodes whose ancestors within their scope occur once on each side.
+    """Pair nodes whose ancestors within their scope, 0 for none, occur once on each side.
 
-    What a scope reads from others counts by its label alone, so that a change in one scope
-    leaves the others as they are.
-
-    Args:
-        matching: Grows.
-        scopes_a: For each node of a number of its scope; 0 for none.
-        scopes_b: Likewise.
+    What a scope reads from others counts by its label alone, so that a change in one scope leaves
+    the others as they are.
     """
     ids = numbers()
     a = _local_ancestor_ids(matching.a, scopes_a, ids)
@@ -217,14 +210,10 @@ Ties = Literal["leave", "equal", "any"]
 def pair_by_colour(
     matching: Matching, rounds: int, ties: Ties, *, exact: bool = False
 ) -> int:
-    """Pair nodes of equal colour; return how many pairs that made.
+    """Pair nodes of equal colour, which sees so many rounds far; return how many pairs that made.
 
-    Args:
-        matching: Grows.
-        rounds: How far the colours see.
-        ties: Of several nodes of one colour: `leave` them, pair them in order of height if
-            both sides have `equal` numbers, or pair `any`.
-        exact: Whether sizes, dtypes and constants are part of the colours.
+    Of several nodes of one colour, `leave` them, pair them in order of height if both sides have
+    `equal` numbers, or pair `any`. Exact colours have sizes, dtypes and constants.
     """
     free_a, free_b = matching.a.unpaired(), matching.b.unpaired()
     if not free_a or not free_b:

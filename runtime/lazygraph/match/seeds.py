@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 def common(one: Sequence[int], two: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Return the positions of a longest common subsequence of two rows, by Myers' algorithm.
 
-    Args:
-        one: A row.
-        two: The other one.
-        most: Entries of either row that may be left over; with more, nothing is returned.
+    With more than `most` entries of either row left over, nothing is returned.
     """
     size_one, size_two = len(one), len(two)
     reach = {1: 0}
