@@ -31,6 +31,11 @@ class Closure:
     gone: set[int] = field(default_factory=set)
     new: set[int] = field(default_factory=set)
 
+    def with_others_of(self, more: Closure) -> Closure:
+        """Return these vertices, and those that another closure has besides."""
+        a, b = more.a | self.a, more.b | self.b
+        return Closure(a, b, self.gone, self.new)
+
     def parts(
         self, c: Comparison, fact: Fact
     ) -> Iterator[tuple[Side, Row, dict[int, int], set[int]]]:
@@ -415,6 +420,12 @@ def in_brackets(site: SourceLocation | None) -> str:
     return f" ({site})" if site is not None else ""
 
 
+def forms(*, many: bool) -> Fields:
+    """Return the fields that are forms of words for one or several."""
+    words = ("s", "are", "were", "them") if many else ("", "is", "was", "it")
+    return dict(zip(("s", "is_", "was", "it"), words, strict=True))
+
+
 def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
     """Return the fields of a cause: of its first fact, and of all where several share a sentence.
 
@@ -441,10 +452,7 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
         "at": at(row.site),
         "before_at": at(fact.before.site) if fact.before else "",
         "others": f" (and {len(facts) - 1} more)" if many else "",
-        "s": "s" if many else "",
-        "is_": "are" if many else "is",
-        "was": "were" if many else "was",
-        "it": "them" if many else "it",
+        **forms(many=many),
         "an_input": "inputs" if many else "an input",
         "graph_before": c.a.record.name,
         "holder": row.more.get("holder", ""),

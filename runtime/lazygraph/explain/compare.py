@@ -11,7 +11,7 @@ from lazygraph.match import match
 from lazygraph.snapshot import AT_CONSTANTS, shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable
 
     from lazygraph.explain.model import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, SourceLocation, Vertex
@@ -240,7 +240,7 @@ class Comparison:
         self.a.free = {*self.a.unmatched, *self.changed.values()}
         self.a.free |= {self.b.partner[k] for k in self.rewired}
         self.new_results, self.gone_results = self._unpaired_results()
-        self.step = list(_same_step(runs))
+        self.step = list(runs)
         made = {origin.graph for origin in before.snapshot.origins.values()}
         self.readers = [
             record
@@ -433,14 +433,6 @@ class Comparison:
         return list(new), list(gone)
 
 
-def _same_step(runs: Iterable[Record]) -> Iterator[Record]:
-    """Yield the graphs that ran since a mark of the program, the latest first."""
-    for record in runs:
-        yield record
-        if not is_break(record.key.began_after):
-            return
-
-
 def _is_neighbour(record: Record, other: Record) -> bool:
     return (
         record is not other
@@ -568,17 +560,13 @@ def _sort(ended_by: str) -> str:
 
 
 def _input_similarity(one: Record, other: Record) -> float:
-    """Return how alike two graphs are by their inputs' names and origins."""
-    a, b = one.snapshot, other.snapshot
-    assert a is not None
-    assert b is not None
-    return _TENTH * _common(*(_names(side.leaf_names) for side in (a, b)))
+    """Return how alike two graphs are by their inputs' names.
 
-
-def _names(names: Mapping[int, Name]) -> set[str]:
-    """Return what there is in each step; the state of an optimizer is not, in the first."""
-    return {name.text for name in names.values() if name.holder != "optimizer"}
-
-
-def _common(one: set[str], other: set[str]) -> float:
-    return len(one & other) / max(len(one | other), 1)
+    The first step reads no state of an optimizer, so that is left out.
+    """
+    a, b = (
+        {n.text for n in each.snapshot.leaf_names.values() if n.holder != "optimizer"}
+        for each in (one, other)
+        if each.snapshot is not None
+    )
+    return _TENTH * len(a & b) / max(len(a | b), 1)
