@@ -36,6 +36,13 @@ class Closure:
         a, b = more.a | self.a, more.b | self.b
         return Closure(a, b, self.gone, self.new)
 
+    def with_all(self, c: Comparison, is_wanted: Callable[[Vertex], bool]) -> Closure:
+        """Add the unmatched vertices of a sort, and what only they need; return all."""
+        for side, into in ((c.a, self.a), (c.b, self.b)):
+            seeds = {k for k in side.unmatched if is_wanted(side[k])}
+            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
+        return self
+
     def parts(
         self, c: Comparison, fact: Fact
     ) -> Iterator[tuple[Side, Row, dict[int, int], set[int]]]:
@@ -192,18 +199,10 @@ PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.v
 
 def on_line(c: Comparison, fact: Fact) -> Closure:
     """What the rows need alone, and what their line records."""
-    found = dominated(c, fact)
     lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        seeds = {
-            k
-            for k in side.unmatched
-            if not side[k].is_leaf
-            and not side[k].scope
-            and position(side[k].site) in lines
-        }
-        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
-    return found
+    return dominated(c, fact).with_all(
+        c, lambda v: not (v.is_leaf or v.scope) and position(v.site) in lines
+    )
 
 
 def owner(c: Comparison, fact: Fact) -> Closure:

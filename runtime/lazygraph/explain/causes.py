@@ -822,10 +822,7 @@ def _read_in_loop(c: Comparison, fact: Fact) -> bool:
 def _of_loop(c: Comparison, fact: Fact) -> Closure:
     """What the lines of a loop record, and what only that needs."""
     found, loop = spread.line(c, fact), fact.row.more["loop"]
-    for side, into in ((c.a, found.a), (c.b, found.b)) if loop else ():
-        seeds = {k for k in side.unmatched if in_loop(side[k].site, loop)}
-        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
-    return found
+    return found.with_all(c, lambda v: in_loop(v.site, loop)) if loop else found
 
 
 cause(

@@ -415,10 +415,7 @@ class Comparison:
                     waiting.remove(found)
                     del gone[found], new[k]
 
-        pair(
-            lambda k: (a.partner[a.roots[k][0]], a.roots[k][1]),
-            lambda k: b.roots[k],
-        )
+        pair(lambda k: (a.partner[a.roots[k][0]], a.roots[k][1]), lambda k: b.roots[k])
         pair(a.root_name, b.root_name)
 
         def line(side: Side) -> Callable[[int], object]:
@@ -486,9 +483,7 @@ def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] |
 
 
 def _best(
-    record: Record,
-    others: list[tuple[float, Record]],
-    alike: dict[Record, float],
+    record: Record, others: list[tuple[float, Record]], alike: dict[Record, float]
 ) -> Record:
     """Return the best by all measures."""
     bounds = [

@@ -34,7 +34,7 @@ def pair_equal_ancestors(
     else:
         a = _ancestor_ids(matching.a, getattr(matching.a, labels), ids, own=True)
         b = _ancestor_ids(matching.b, getattr(matching.b, labels), ids, own=False)
-    heights = _heights(matching.a)
+    heights = heights_of(matching.a)
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     _pair_ancestors(matching, found, heights)
     matching.grow(similar=similar)
@@ -53,7 +53,7 @@ def pair_local_ancestors(
     b = _local_ancestor_ids(matching.b, scopes_b, ids)
     heights = [
         height if scope else 0
-        for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
+        for height, scope in zip(heights_of(matching.a), scopes_a, strict=True)
     ]
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     if _agree(matching, found):
@@ -131,7 +131,7 @@ def _ancestor_ids(
     return ancestors
 
 
-def _heights(side: Side) -> list[int]:
+def heights_of(side: Side) -> list[int]:
     """Return the height of each node above the inputs and the paired nodes."""
     operands = side.operands
     heights = [0] * len(operands)
@@ -256,11 +256,7 @@ def _classes(
 
 
 def _refined(
-    side: Side,
-    colours: dict[int, int],
-    known: Numbers,
-    *,
-    own: bool,
+    side: Side, colours: dict[int, int], known: Numbers, *, own: bool
 ) -> dict[int, int]:
     partner = side.partner
     refined = {}

@@ -6,6 +6,8 @@ from bisect import bisect_left
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazygraph.match.grow import heights_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -219,7 +221,7 @@ _ALIKE = 0.5
 
 
 def pair_in_reading_order(matching: Matching) -> None:
-    """Pair what stands in the same place when both programs are read from their first result.
+    """Pair first of all what stands in the same place, read from the first result of each program.
 
     A chain of like layers has no landmarks, but its order says which layer was inserted.
     """
@@ -245,10 +247,7 @@ def pair_in_reading_order(matching: Matching) -> None:
 
 def _reading_order(side: Side) -> list[int]:
     """Return the nodes as a depth-first walk finishes them, the lowest result first."""
-    heights = [0] * len(side.operands)
-    for node, row in enumerate(side.operands):
-        if row:
-            heights[node] = max([heights[operand] for operand in row]) + 1
+    heights = heights_of(side)
     results = sorted(
         dict.fromkeys(side.graph.outputs),
         key=lambda node: (heights[node], side.skeleton[node], node),
