@@ -105,7 +105,7 @@ def dominated(c: Comparison, fact: Fact) -> Closure:
     """What nothing needs but the rows."""
     found = Closure()
     for side, row, into, ranks in found.parts(c, fact):
-        seeds = {*row.more.get("ranks", (row.rank,))} - {-1}
+        seeds = {row.rank} - {-1}
         into.update(dict.fromkeys(side.dominated(seeds), 0))
         ranks.update(seeds)
     return found
@@ -116,9 +116,7 @@ def line(c: Comparison, fact: Fact) -> Closure:
     found = Closure()
     for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
-        if (
-            fact.before is None or fact.now is None
-        ):  # what one line did another does now
+        if fact.is_new or fact.is_gone:  # what one line did another does now
             into.update(dict.fromkeys({*row.vertices} & side.free, 1))
         into.update(dict.fromkeys(side.dominated((), seeds) if seeds else (), 1))
         into.update(dict.fromkeys(seeds, 0))
@@ -192,9 +190,6 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         ranks.update(seeds)
         into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
     return found
-
-
-PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
 
 
 def on_line(c: Comparison, fact: Fact) -> Closure:
@@ -287,9 +282,8 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
-            is_new = (
-                side.partner[vertex] < 0
-            )  # then it counts for who holds its vertex, too
+            # Of a new vertex it counts for who holds that, too.
+            is_new = side.partner[vertex] < 0
             options = [
                 m
                 for m in claims

@@ -566,9 +566,8 @@ def _update(c: Comparison, fact: Fact) -> bool:
     return not any(
         k in side.unmatched
         and not (side[k].backward or side[k].is_leaf or position(side[k].site) in lines)
-        and not all(
-            side[user].backward for user in side.users[k]
-        )  # where backward begins
+        # Backward begins where only backward reads.
+        and not all(side[user].backward for user in side.users[k])
         for k in near
     )
 
@@ -1067,9 +1066,8 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     index, values = next(
         ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
     )
-    place = index - (
-        new.op in c.b.snapshot.random
-    )  # the state of random numbers comes first
+    # The state of random numbers comes first.
+    place = index - (new.op in c.b.snapshot.random)
     name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
     called = name or c.source.parameter(new.op, place)
     types = [*zip(old.types, new.types, strict=False)]
@@ -1223,6 +1221,9 @@ cause(
 )(_always)  # fmt: skip
 
 
+_PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
+
+
 @cause(
     "baked_constant", of="argument", spread=spread.downstream, group=_call, more=_argument,
     is_shown=True,
@@ -1231,7 +1232,7 @@ cause(
 def _constant(c: Comparison, fact: Fact) -> bool:
     old, new = _vertices(fact)
     is_regrouped = c.a.record.key.buckets != c.b.record.key.buckets
-    if is_regrouped and new.op in spread.PACKING:
+    if is_regrouped and new.op in _PACKING:
         return False
     if None not in {old.site, new.site} and old.site.function != new.site.function:  # type: ignore[union-attr]
         return False  # another function computes it now

@@ -121,9 +121,8 @@ class Side:
         tensors = sum(
             self.vertices[k].op not in {"float", "int"} for k, _ in found.operands
         )
-        op = AT_CONSTANTS.get(
-            found.op, found.op
-        )  # a slice, wherever its position comes from
+        # A slice is one wherever its position comes from.
+        op = AT_CONSTANTS.get(found.op, found.op)
         return (op, found.scope, position(found.site), tensors)
 
     def name(self, leaf: int) -> Name | None:

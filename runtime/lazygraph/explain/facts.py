@@ -356,7 +356,6 @@ def results(comparison: Comparison) -> Iterator[Fact]:
                 site=side.site([vertex]),
                 more={
                     "holder": name.holder if name else "",
-                    "backward": side[vertex].backward,
                     "matched": partner >= 0,
                     # Made of no data, as by `torch.zeros`, and not there in the other graph.
                     "once": partner < 0
