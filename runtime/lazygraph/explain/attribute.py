@@ -31,6 +31,18 @@ class Closure:
     gone: set[int] = field(default_factory=set)
     new: set[int] = field(default_factory=set)
 
+    def with_others_of(self, more: Closure) -> Closure:
+        """Return these vertices, and those that another closure has besides."""
+        a, b = more.a | self.a, more.b | self.b
+        return Closure(a, b, self.gone, self.new)
+
+    def with_all(self, c: Comparison, is_wanted: Callable[[Vertex], bool]) -> Closure:
+        """Add the unmatched vertices of a sort, and what only they need; return all."""
+        for side, into in ((c.a, self.a), (c.b, self.b)):
+            seeds = {k for k in side.unmatched if is_wanted(side[k])}
+            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
+        return self
+
     def parts(
         self, c: Comparison, fact: Fact
     ) -> Iterator[tuple[Side, Row, dict[int, int], set[int]]]:
@@ -93,7 +105,7 @@ def dominated(c: Comparison, fact: Fact) -> Closure:
     """What nothing needs but the rows."""
     found = Closure()
     for side, row, into, ranks in found.parts(c, fact):
-        seeds = {*row.more.get("ranks", (row.rank,))} - {-1}
+        seeds = {row.rank} - {-1}
         into.update(dict.fromkeys(side.dominated(seeds), 0))
         ranks.update(seeds)
     return found
@@ -104,9 +116,7 @@ def line(c: Comparison, fact: Fact) -> Closure:
     found = Closure()
     for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
-        if (
-            fact.before is None or fact.now is None
-        ):  # what one line did another does now
+        if fact.is_new or fact.is_gone:  # what one line did another does now
             into.update(dict.fromkeys({*row.vertices} & side.free, 1))
         into.update(dict.fromkeys(side.dominated((), seeds) if seeds else (), 1))
         into.update(dict.fromkeys(seeds, 0))
@@ -182,23 +192,12 @@ def scope(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
-PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
-
-
 def on_line(c: Comparison, fact: Fact) -> Closure:
     """What the rows need alone, and what their line records."""
-    found = dominated(c, fact)
     lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        seeds = {
-            k
-            for k in side.unmatched
-            if not side[k].is_leaf
-            and not side[k].scope
-            and position(side[k].site) in lines
-        }
-        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
-    return found
+    return dominated(c, fact).with_all(
+        c, lambda v: not (v.is_leaf or v.scope) and position(v.site) in lines
+    )
 
 
 def owner(c: Comparison, fact: Fact) -> Closure:
@@ -229,12 +228,9 @@ def owned(side: Side, paths: Iterable[str]) -> set[int]:
 class Claim:
     """A cause that may hold, with what goes to it.
 
-    Attributes:
-        rank: Its place in the table of causes.
-        facts: What it is about; facts of one cause and group are one sentence.
-        added, removed, changed: How many vertices differ for it.
-        results: How many results one side alone has for it.
-        rewired: How many vertices read something else for it, and are otherwise as before.
+    It counts vertices that differ for it, results that one side alone has, and vertices that read
+    something else and are otherwise as before (`rewired`). `rank` is its place in the table of
+    causes.
     """
 
     row: Any
@@ -286,9 +282,8 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
-            is_new = (
-                side.partner[vertex] < 0
-            )  # then it counts for who holds its vertex, too
+            # Of a new vertex it counts for who holds that, too.
+            is_new = side.partner[vertex] < 0
             options = [
                 m
                 for m in claims
@@ -392,13 +387,7 @@ def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
 
 
 def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
-    """Give what no closure holds to the cause of its neighbours.
-
-    Args:
-        side: One of the graphs.
-        best: The claim of each vertex that has one; gains entries.
-        seeds: Vertices from which a claim spreads.
-    """
+    """Give what no closure holds to the cause of its neighbours, beginning from the seeds."""
     left = side.unmatched - best.keys()
     queue = [k for k in best if k in seeds]
     for k in queue:
@@ -424,19 +413,18 @@ def in_brackets(site: SourceLocation | None) -> str:
     return f" ({site})" if site is not None else ""
 
 
+def forms(*, many: bool) -> Fields:
+    """Return the fields that are forms of words for one or several."""
+    words = ("s", "are", "were", "them") if many else ("", "is", "was", "it")
+    return dict(zip(("s", "is_", "was", "it"), words, strict=True))
+
+
 def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
     """Return the fields of a cause: of its first fact, and of all where several share a sentence.
 
-    Args:
-        c: The two graphs.
-        claims: Facts of one cause, the one that most follows from first.
-
-    Returns:
-        name, names, called: What the user calls the first one, all of them, the first one or else
-        the line that reads it. text, before, now: How the rows show themselves. at, before_at:
-        Lines. s, is_, was, an_input, others: The forms of words for one or several. here, there:
-        `in this step`, and the name of the graph before, for what one side alone has. sizes: Of
-        what has another size along one axis, that size before and now.
+    The claim that most follows from is the first. `called` is what the user calls the first one, or
+    else the line that reads it; `text`, `before` and `now` are how the rows show themselves;
+    `sizes` is, of what has another size along one axis, that size before and now.
     """
     facts = [claim.fact for claim in claims]
     fact, row = facts[0], facts[0].row
@@ -457,10 +445,7 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
         "at": at(row.site),
         "before_at": at(fact.before.site) if fact.before else "",
         "others": f" (and {len(facts) - 1} more)" if many else "",
-        "s": "s" if many else "",
-        "is_": "are" if many else "is",
-        "was": "were" if many else "was",
-        "it": "them" if many else "it",
+        **forms(many=many),
         "an_input": "inputs" if many else "an input",
         "graph_before": c.a.record.name,
         "holder": row.more.get("holder", ""),

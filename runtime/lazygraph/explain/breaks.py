@@ -223,12 +223,9 @@ def _behind(
 ) -> dict[int, int]:
     """Return what one graph computes behind the end of the other one; empty if nothing.
 
-    Args:
-        whole: The graph that goes on.
-        part: The graph that ends. What the rest reads, it keeps; a graph that does something else
-            does not.
-        share: At least 1 of so many values that the rest reads is kept; 1 asks for none.
-        after: The graphs that ran after `part` and went on with its results.
+    What the rest reads, the graph that ends keeps; one that does something else does not. At least
+    1 of `share` values that the rest reads is kept; 1 asks for none. `after` ran after `part` and
+    went on with its results.
     """
     read: set[tuple[int, int]] = set()
     first = set()
@@ -263,10 +260,7 @@ def _in_front(
 ) -> tuple[dict[int, int], set[int]]:
     """Return what one graph computes in front of the other's beginning, and what that reads of it.
 
-    Args:
-        whole: The graph that begins earlier.
-        part: The graph that begins within it.
-        before: The graphs that ran in front of `part`, where a graph break says so.
+    `before` ran in front of `part`, where a graph break says so.
     """
     leaves, made = _reads_of(part, before), set()
     ran = {key for record in before for key in _visits(record.snapshot)}

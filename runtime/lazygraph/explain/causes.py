@@ -27,7 +27,7 @@ from lazygraph.readable import listed, plural
 from lazygraph.snapshot import AT_CONSTANTS, OPERAND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from lazygraph.explain.attribute import Claim, Closure, Fields
     from lazygraph.explain.compare import Comparison, Side
@@ -38,18 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """One row of the table.
+    """One row of the table: whether a fact of the table `of` is this cause, and what follows then.
 
-    Attributes:
-        kind: Its name.
-        of: The table of facts that it reads.
-        holds: Whether a fact is this cause.
-        says: The sentence; `attribute.fields_of` lists what it may name.
-        fix: What to do.
-        spread: What follows from it.
-        group: What facts of one sentence share.
-        more: Returns further fields of the sentence.
-        is_shown: Whether it is a cause though no edit follows from it.
+    `attribute.fields_of` lists what the sentence may name, to which `more` adds fields. Facts of
+    one `group` share a sentence. With `is_shown` it is a cause though no edit follows from it.
     """
 
     kind: Kind
@@ -125,14 +117,12 @@ def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
 
 
 def _directions(c: Comparison, claims: list[Claim]) -> Fields:
-    fact = claims[0].fact
-    assert fact.before is not None
-    assert fact.now is not None
-    if fact.before.text == fact.now.text:
+    rows = claims[0].fact.both
+    if rows[0].text == rows[1].text:
         return {
             "does": f"goes another way than in {c.a.record.name}, by the values that it reads"
         }
-    old, new = (int(row.text) for row in (fact.before, fact.now))
+    old, new = (int(row.text) for row in rows)
     number = plural(new, "earlier direction") if new else "no earlier direction"
     return {"does": f"computes with {number}, {old or 'none'} in {c.a.record.name}"}
 
@@ -240,12 +230,11 @@ def _pair(c: Comparison, claims: list[Claim]) -> Fields:
 
 def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
     """Return the names of two inputs, on the side that has both."""
-    assert fact.before is not None
-    assert fact.now is not None
-    if _is_matched(c.b, fact.now):
-        own, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
+    before, now = fact.both
+    if _is_matched(c.b, now):
+        own, name = before.name, c.a.name(c.b.partner[now.vertices[0]])
     else:
-        own, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
+        own, name = now.name, c.b.name(c.a.partner[before.vertices[0]])
     return own, name.text if name is not None else ""
 
 
@@ -255,8 +244,7 @@ def _is_matched(side: Side, row: Row | None) -> bool:
 
 def _of_parameter(c: Comparison, fact: Fact) -> Closure:
     """What reads a parameter or its lines record in its place, its update and its state."""
-    found, more = spread.owner(c, fact), spread.region(c, fact)
-    found.a, found.b = more.a | found.a, more.b | found.b
+    found = spread.owner(c, fact).with_others_of(spread.region(c, fact))
     lines = {
         (position(side[user].site), side[user].scope)
         for side, row in ((c.a, fact.before), (c.b, fact.now))
@@ -289,12 +277,11 @@ def _is_shared(c: Comparison, fact: Fact) -> bool:
 
     If nothing does, the reader has another tensor, and no two became one.
     """
-    assert fact.before is not None
-    assert fact.now is not None
-    both, k = (c.a, fact.before.vertices[0]) if _is_matched(c.a, fact.before) else (c.b, fact.now.vertices[0])  # fmt: skip
-    other = c.b if both is c.a else c.a
-    readers = {both.partner[user] for user in both.users[k]}
-    return not readers.isdisjoint(other.users[both.partner[k]])
+    sides, rows = (c.a, c.b), fact.both
+    which = 0 if _is_matched(c.a, rows[0]) else 1
+    side, other, k = sides[which], sides[1 - which], rows[which].vertices[0]
+    readers = {side.partner[user] for user in side.users[k]}
+    return not readers.isdisjoint(other.users[side.partner[k]])
 
 
 for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
@@ -415,13 +402,8 @@ def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
     known = {name for side in (c.a, c.b) for name in _module_paths(side)}
     names = [_outermost(name, other) if name in known else name for name in names]
     names = list(dict.fromkeys(names))
-    many = len(names) > 1
-    forms = {
-        "s": "s" if many else "",
-        "is_": "are" if many else "is",
-        "was": "were" if many else "was",
-    }
-    return {**fields, **forms, "paths": listed(names), "variable": names[0]}
+    fields |= {"paths": listed(names), "variable": names[0]}
+    return fields | spread.forms(many=len(names) > 1)
 
 
 def _outermost(module: str, other: Side) -> str:
@@ -437,9 +419,7 @@ def _paths(c: Comparison, claims: list[Claim]) -> Fields:
 
 
 def _reading(c: Comparison, fact: Fact) -> Closure:
-    found, behind = spread.reading(c, fact), spread.downstream(c, fact)
-    found.a, found.b = behind.a | found.a, behind.b | found.b
-    return found
+    return spread.reading(c, fact).with_others_of(spread.downstream(c, fact))
 
 
 @cause(
@@ -453,6 +433,7 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
     made = {name.text for name in other.snapshot.root_names.values()}
     leaf, updating = fact.row.vertices[0], update_lines(side)
+    views = side.downstream([leaf], lambda k: k in side.unmatched and is_view(side[k]))
     return (
         bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
@@ -461,21 +442,20 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
             _is_alone(side[user].scope, other) and side.partner[user] < 0
             for user in side.users[leaf]
         )
-        and not any(other.partner[k] >= 0 for k in _in_place_of(c, fact))
+        and not any(
+            other.partner[k] >= 0 and (other[k].is_leaf or is_view(other[k]))
+            for k in _in_place_of(c, fact, views)
+        )
     )
 
 
-def _in_place_of(c: Comparison, fact: Fact) -> set[int]:
-    """Return the inputs, or views of them, that stand where an input stood for its readers."""
-    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
-    views = side.downstream(
-        fact.row.vertices, lambda k: k in side.unmatched and is_view(side[k])
-    )
-    pairs = (
-        (new, old) if fact.is_new else (old, new) for _, old, new in c.substitutions
-    )
-    found = {two for one, two in pairs if one in views}
-    return {k for k in found if other[k].is_leaf or is_view(other[k])}
+def _in_place_of(c: Comparison, fact: Fact, vertices: Container[int]) -> set[int]:
+    """Return what stands where vertices of one graph alone stood for their readers."""
+    return {
+        old if fact.is_new else new
+        for _, old, new in c.substitutions
+        if (new if fact.is_new else old) in vertices
+    }
 
 
 def _is_alone(scope: str, other: Side) -> bool:
@@ -586,9 +566,8 @@ def _update(c: Comparison, fact: Fact) -> bool:
     return not any(
         k in side.unmatched
         and not (side[k].backward or side[k].is_leaf or position(side[k].site) in lines)
-        and not all(
-            side[user].backward for user in side.users[k]
-        )  # where backward begins
+        # Backward begins where only backward reads.
+        and not all(side[user].backward for user in side.users[k])
         for k in near
     )
 
@@ -715,9 +694,7 @@ def _sizes(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     """Return what became of the size of each input that changed along one axis alone."""
     found = []
     for claim in claims:
-        assert claim.fact.before is not None
-        assert claim.fact.now is not None
-        old, new = claim.fact.before.value[0], claim.fact.now.value[0]
+        old, new = (row.value[0] for row in claim.fact.both)
         pairs = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
         if len(old) == len(new) and len(pairs) == 1:
             found += pairs
@@ -835,20 +812,16 @@ def _in_each_round(c: Comparison, claims: list[Claim]) -> Fields:
     fix="read values after the loop, or keep them in a list and read that after it",
 )  # fmt: skip
 def _read_in_loop(c: Comparison, fact: Fact) -> bool:
-    assert fact.before is not None
-    assert fact.now is not None
-    end, loop = c.b.record.key.ended_by, fact.now.more["loop"]
-    fewer = fact.now.value < fact.before.value
+    before, now = fact.both
+    end, loop = c.b.record.key.ended_by, now.more["loop"]
+    fewer = now.value < before.value
     return fewer and is_break(end) and bool(loop) and in_loop(end[1], loop)
 
 
 def _of_loop(c: Comparison, fact: Fact) -> Closure:
     """What the lines of a loop record, and what only that needs."""
     found, loop = spread.line(c, fact), fact.row.more["loop"]
-    for side, into in ((c.a, found.a), (c.b, found.b)) if loop else ():
-        seeds = {k for k in side.unmatched if in_loop(side[k].site, loop)}
-        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
-    return found
+    return found.with_all(c, lambda v: in_loop(v.site, loop)) if loop else found
 
 
 cause(
@@ -1065,9 +1038,8 @@ def _number_is_constant(c: Comparison, fact: Fact) -> bool:
 
 
 def _vertices(fact: Fact) -> tuple[Vertex, Vertex]:
-    assert fact.before is not None
-    assert fact.now is not None
-    return fact.before.more["vertex"], fact.now.more["vertex"]
+    before, now = fact.both
+    return before.more["vertex"], now.more["vertex"]
 
 
 def _same_op(fact: Fact) -> bool:
@@ -1094,9 +1066,8 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     index, values = next(
         ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
     )
-    place = index - (
-        new.op in c.b.snapshot.random
-    )  # the state of random numbers comes first
+    # The state of random numbers comes first.
+    place = index - (new.op in c.b.snapshot.random)
     name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
     called = name or c.source.parameter(new.op, place)
     types = [*zip(old.types, new.types, strict=False)]
@@ -1182,9 +1153,8 @@ def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
 
 def _follows_too(fact: Fact) -> bool:
     """Return whether an op reads other types, beside what it is given."""
-    assert fact.before is not None
-    assert fact.now is not None
-    return bool(fact.before.more["reads"] != fact.now.more["reads"])
+    before, now = fact.both
+    return bool(before.more["reads"] != now.more["reads"])
 
 
 @cause(
@@ -1251,6 +1221,9 @@ cause(
 )(_always)  # fmt: skip
 
 
+_PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
+
+
 @cause(
     "baked_constant", of="argument", spread=spread.downstream, group=_call, more=_argument,
     is_shown=True,
@@ -1259,7 +1232,7 @@ cause(
 def _constant(c: Comparison, fact: Fact) -> bool:
     old, new = _vertices(fact)
     is_regrouped = c.a.record.key.buckets != c.b.record.key.buckets
-    if is_regrouped and new.op in spread.PACKING:
+    if is_regrouped and new.op in _PACKING:
         return False
     if None not in {old.site, new.site} and old.site.function != new.site.function:  # type: ignore[union-attr]
         return False  # another function computes it now
@@ -1277,9 +1250,7 @@ def _reads_tensor(fact: Fact) -> bool:
 
 def _with_operands(c: Comparison, fact: Fact) -> Closure:
     """What follows from an op, and the operands that it alone reads."""
-    found, more = spread.downstream(c, fact), spread.alone(c, fact)
-    found.a, found.b = more.a | found.a, more.b | found.b
-    return found
+    return spread.downstream(c, fact).with_others_of(spread.alone(c, fact))
 
 
 @cause(
@@ -1325,21 +1296,12 @@ def _new_input(c: Comparison, fact: Fact) -> bool:
     behind = side.downstream(inputs, side.unmatched.__contains__)
     readers = {user for k in fact.row.vertices for user in side.users[k]}
     lines = {position(side[k].site) for k in readers} - other.lines
-    return not _is_computed(c, fact) and all(
+    other_has = _in_place_of(c, fact, fact.row.vertices) & other.unmatched
+    is_computed = any(not other[k].is_leaf for k in other_has)
+    return not is_computed and all(
         k in behind or side[k].backward or side[k].is_leaf or is_view(side[k])
         for k in side.unmatched
         if position(side[k].site) in lines
-    )
-
-
-def _is_computed(c: Comparison, fact: Fact) -> bool:
-    """Return whether the other graph computes what stands in the place of an input."""
-    pairs = [(old, new) if fact.is_gone else (new, old) for _, old, new in c.substitutions]  # fmt: skip
-    other = c.b if fact.is_gone else c.a
-    return any(
-        two in other.unmatched and not other[two].is_leaf
-        for one, two in pairs
-        if one in fact.row.vertices
     )
 
 

@@ -11,7 +11,7 @@ from lazygraph.match import match
 from lazygraph.snapshot import AT_CONSTANTS, shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable
 
     from lazygraph.explain.model import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, SourceLocation, Vertex
@@ -48,10 +48,8 @@ def is_view(vertex: Vertex) -> bool:
 class Side:
     """One of the two graphs, with what is asked of it often.
 
-    Attributes:
-        record: The compiled graph.
-        partner: For each vertex its partner on the other side, -1 for none.
-        free: Vertices that differ: unmatched, changed, or with other operands.
+    `partner` is -1 for a vertex without one; `free` has the vertices that are unmatched, changed,
+    or with other operands.
     """
 
     def __init__(self, record: Record, partner: list[int]) -> None:
@@ -123,9 +121,8 @@ class Side:
         tensors = sum(
             self.vertices[k].op not in {"float", "int"} for k, _ in found.operands
         )
-        op = AT_CONSTANTS.get(
-            found.op, found.op
-        )  # a slice, wherever its position comes from
+        # A slice is one wherever its position comes from.
+        op = AT_CONSTANTS.get(found.op, found.op)
         return (op, found.scope, position(found.site), tensors)
 
     def name(self, leaf: int) -> Name | None:
@@ -184,12 +181,7 @@ class Side:
         return found
 
     def dominated(self, roots: Iterable[int], seeds: Iterable[int] = ()) -> set[int]:
-        """Return the free vertices that nothing needs but some results or some vertices.
-
-        Args:
-            roots: Positions among the results.
-            seeds: Vertices that count as needed by nothing else.
-        """
+        """Return the free vertices that nothing needs but some vertices, or results by position."""
         wanted = Counter(self.roots[k][0] for k in {*roots})
         found = {*seeds}
         starts = found | wanted.keys()
@@ -209,20 +201,13 @@ class Side:
 
 
 class Comparison:
-    """Two graphs, matched, and what is known of the graphs around them.
+    """Two graphs, matched, and what is known of the graphs around them: `a` ran before, `b` is new.
 
-    Attributes:
-        a: The graph before.
-        b: The new graph.
-        source: What the user's source says.
-        changed: Vertex of `b` to its partner, where their labels differ.
-        rewired: Vertices of `b` that read something else than their partner.
-        new_results, gone_results: Positions among the results that one side alone has.
-        step: Graphs of the same step that ran before the new one, the latest first.
-        readers: Graphs that read results of the graph before, and end elsewhere.
-        makers: Graphs whose results the graph before reads, and that end elsewhere.
-        switched: Modules that train on one side and are evaluated on the other.
-        modules: Modules that one side alone has.
+    `changed` gives for a vertex of `b` its partner, where their labels differ; `rewired` has those
+    that read something else than their partner. `step` has graphs of the same step that ran before,
+    the latest first. `readers` read results of `a`, `makers` computed what `a` reads; all of them
+    end elsewhere. `switched` modules train on one side and are evaluated on the other; `modules`
+    are on one side alone.
     """
 
     def __init__(
@@ -254,7 +239,7 @@ class Comparison:
         self.a.free = {*self.a.unmatched, *self.changed.values()}
         self.a.free |= {self.b.partner[k] for k in self.rewired}
         self.new_results, self.gone_results = self._unpaired_results()
-        self.step = list(_same_step(runs))
+        self.step = list(runs)
         made = {origin.graph for origin in before.snapshot.origins.values()}
         self.readers = [
             record
@@ -429,10 +414,7 @@ class Comparison:
                     waiting.remove(found)
                     del gone[found], new[k]
 
-        pair(
-            lambda k: (a.partner[a.roots[k][0]], a.roots[k][1]),
-            lambda k: b.roots[k],
-        )
+        pair(lambda k: (a.partner[a.roots[k][0]], a.roots[k][1]), lambda k: b.roots[k])
         pair(a.root_name, b.root_name)
 
         def line(side: Side) -> Callable[[int], object]:
@@ -445,14 +427,6 @@ class Comparison:
 
         pair(line(a), line(b))
         return list(new), list(gone)
-
-
-def _same_step(runs: Iterable[Record]) -> Iterator[Record]:
-    """Yield the graphs that ran since a mark of the program, the latest first."""
-    for record in runs:
-        yield record
-        if not is_break(record.key.began_after):
-            return
 
 
 def _is_neighbour(record: Record, other: Record) -> bool:
@@ -481,19 +455,12 @@ _LEAST_PART = 3
 
 
 def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] | None:
-    """Return the graph that explains a new one best, and how similar it is; None if none is.
+    """Return the graph that explains a new one best, if any, and their similarity from 0 to 1.
 
-    All are considered: by operations and types first, then by the lines where they begin and
-    end, and the inputs that have names. Of equals it is the one that has fewest operations which
-    the new one lacks: work that joined a step takes nothing from it. Then it is the one that ran last.
-    Few are compared type by type: the others' operations alone say that they rank behind.
-
-    Args:
-        record: The new graph.
-        records: Those before; it may be among them.
-
-    Returns:
-        The graph, and the share of operations and types that both have, 0 to 1.
+    All are considered: by operations and types first, then by the lines where they begin and end,
+    and the inputs that have names. Of equals it is the one that has fewest operations which the new
+    one lacks: work that joined a step takes nothing from it. Then it is the one that ran last. Few
+    are compared type by type: the others' operations alone say that they rank behind.
     """
     others = [
         (op_similarity(record, other), other)
@@ -515,9 +482,7 @@ def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] |
 
 
 def _best(
-    record: Record,
-    others: list[tuple[float, Record]],
-    alike: dict[Record, float],
+    record: Record, others: list[tuple[float, Record]], alike: dict[Record, float]
 ) -> Record:
     """Return the best by all measures."""
     bounds = [
@@ -589,17 +554,13 @@ def _sort(ended_by: str) -> str:
 
 
 def _input_similarity(one: Record, other: Record) -> float:
-    """Return how alike two graphs are by their inputs' names and origins."""
-    a, b = one.snapshot, other.snapshot
-    assert a is not None
-    assert b is not None
-    return _TENTH * _common(*(_names(side.leaf_names) for side in (a, b)))
+    """Return how alike two graphs are by their inputs' names.
 
-
-def _names(names: Mapping[int, Name]) -> set[str]:
-    """Return what there is in each step; the state of an optimizer is not, in the first."""
-    return {name.text for name in names.values() if name.holder != "optimizer"}
-
-
-def _common(one: set[str], other: set[str]) -> float:
-    return len(one & other) / max(len(one | other), 1)
+    The first step reads no state of an optimizer, so that is left out.
+    """
+    a, b = (
+        {n.text for n in each.snapshot.leaf_names.values() if n.holder != "optimizer"}
+        for each in (one, other)
+        if each.snapshot is not None
+    )
+    return _TENTH * len(a & b) / max(len(a | b), 1)

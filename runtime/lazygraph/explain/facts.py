@@ -13,11 +13,13 @@ from lazygraph.explain.compare import differs, is_view, position
 from lazygraph.readable import plural, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Hashable, Iterator
+    from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Position, Side
     from lazygraph.explain.model import Loop
-    from lazygraph.snapshot import SourceLocation, Vertex
+    from lazygraph.snapshot import Name, SourceLocation, Vertex
+
+    _Line = tuple[Position | None, str, str]
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CONVERSION = "aten._to_copy"
@@ -28,16 +30,10 @@ _DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feat
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table.
+    """One row of a table: a value that is compared, and how a sentence shows it.
 
-    Attributes:
-        value: What is compared.
-        text: How a sentence shows it.
-        name: What the user calls it; empty where it has no name.
-        vertices: Where it stands in the graph.
-        rank: Of a result its position among the results, else -1.
-        site: The source line.
-        more: What else predicates and sentences ask for.
+    The name is empty where the user has none; `vertices` is where it stands in the graph, `rank` of
+    a result its position among the results. `more` is what else predicates and sentences ask for.
     """
 
     value: Any
@@ -63,6 +59,13 @@ class Fact:
         found = self.now or self.before
         assert found is not None
         return found
+
+    @property
+    def both(self) -> tuple[Row, Row]:
+        """What it was before and is now, where both sides have it."""
+        assert self.before is not None
+        assert self.now is not None
+        return self.before, self.now
 
     @property
     def is_new(self) -> bool:
@@ -353,7 +356,6 @@ def results(comparison: Comparison) -> Iterator[Fact]:
                 site=side.site([vertex]),
                 more={
                     "holder": name.holder if name else "",
-                    "backward": side[vertex].backward,
                     "matched": partner >= 0,
                     # Made of no data, as by `torch.zeros`, and not there in the other graph.
                     "once": partner < 0
@@ -370,22 +372,25 @@ def results(comparison: Comparison) -> Iterator[Fact]:
 @table("update")
 def updates(side: Side) -> Table:
     """Parameters that the graph reads and gives anew: what its optimizer updates."""
-    return {
-        name.text: Row("", name.text, name.text, (side.roots[k][0],), k,
-                       side.site([side.roots[k][0]]))
-        for k, name in side.snapshot.root_names.items()
-        if name.text in side.updated
-    }  # fmt: skip
+    return _named_results(side, lambda name: name.text in side.updated)
 
 
 @table("created")
 def created(side: Side) -> Table:
     """Parameters and state that the graph makes, and reads of no earlier step."""
+    holders = {"module", "optimizer"}
+    return _named_results(
+        side, lambda n: n.holder in holders and n.text not in side.read
+    )
+
+
+def _named_results(side: Side, is_wanted: Callable[[Name], bool]) -> Table:
+    roots = {k: side.roots[k][0] for k in side.snapshot.root_names}
     return {
-        name.text: Row("", name.text, name.text, (side.roots[k][0],), k,
-                       side.site([side.roots[k][0]]), {"holder": name.holder})
+        name.text: Row("", name.text, name.text, (roots[k],), k, side.site([roots[k]]),
+                       {"holder": name.holder})
         for k, name in side.snapshot.root_names.items()
-        if name.holder in {"module", "optimizer"} and name.text not in side.read
+        if is_wanted(name)
     }  # fmt: skip
 
 
@@ -504,7 +509,6 @@ def lists(side: Side) -> Table:
 
     An item whose next value the graph computes from it is state.
     """
-    roots = {n.text: side.roots[k][0] for k, n in side.snapshot.root_names.items()}
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
         origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
@@ -513,10 +517,9 @@ def lists(side: Side) -> Table:
             origin.step >= 0
             or any(side[k].op.startswith(_JOINS) for k in side.users[leaf])
         )
-        if item and is_whole and name.holder not in _OF_PROGRAM:
-            made = roots.get(name.text)
-            if made is None or made not in side.downstream([leaf], lambda _: True):
-                found.setdefault(item[1], []).append(leaf)
+        is_kept = is_whole and name.holder not in _OF_PROGRAM
+        if item and is_kept and not follows_from(side, leaf):
+            found.setdefault(item[1], []).append(leaf)
     return {
         name: Row(len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves),
                   more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves} - {-1}})
@@ -606,17 +609,26 @@ def in_loop(site: SourceLocation | None, loop: Loop) -> bool:
 @table("visit")
 def visits(side: Side) -> Table:
     """How often each line records each op in the forward pass; `casts` has conversions."""
-    found: dict[Hashable, list[int]] = {}
-    for k, vertex in enumerate(side.vertices):
-        if not (vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION)):
-            key = (position(vertex.site), vertex.scope, vertex.op)
-            found.setdefault(key, []).append(k)
+    vertices = (
+        k
+        for k, v in enumerate(side.vertices)
+        if not (v.is_leaf or v.backward or v.op.startswith(_CONVERSION))
+    )
     random = side.snapshot.random
     return {
-        key: Row(len(where), key[2], "", tuple(where), site=side[where[0]].site,  # type: ignore[index]
-                 more={"random": key[2] in random, "scope": key[1], "op": key[2]})  # type: ignore[index]
-        for key, where in found.items()
+        key: Row(len(where), key[2], "", tuple(where), site=side[where[0]].site,
+                 more={"random": key[2] in random, "scope": key[1], "op": key[2]})
+        for key, where in _by_line(side, vertices).items()
     }  # fmt: skip
+
+
+def _by_line(side: Side, vertices: Iterable[int]) -> dict[_Line, list[int]]:
+    """Return vertices by the line, module and op that recorded them."""
+    found: dict[_Line, list[int]] = {}
+    for k in vertices:
+        key = (position(side[k].site), side[k].scope, side[k].op)
+        found.setdefault(key, []).append(k)
+    return found
 
 
 @table("read")
@@ -639,13 +651,10 @@ def reads(side: Side) -> Table:
 
 
 def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
-    """Return how often a loop ran, before and now; None where a line is no other loop.
+    """Return how often a loop ran, before and now, by how often its line recorded each op.
 
     Most of what the line records is recorded in every round, and grows as the rounds do. The rest
-    is recorded once, or once for each round but the first.
-
-    Args:
-        counts: How often the line recorded each op, before and now.
+    is recorded once, or once for each round but the first. None where a line is no other loop.
     """
     other = [pair for pair in counts.values() if pair[0] != pair[1]]
     if not other or not all(min(pair) for pair in other):
@@ -663,17 +672,13 @@ def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
 @table("joined")
 def joined(side: Side) -> Table:
     """How many tensors each call of a line joins into one."""
-    found: dict[Hashable, list[int]] = {}
-    for k, vertex in enumerate(side.vertices):
-        if vertex.op.startswith(_JOINS):
-            key = (position(vertex.site), vertex.scope, vertex.op)
-            found.setdefault(key, []).append(k)
+    vertices = (k for k, v in enumerate(side.vertices) if v.op.startswith(_JOINS))
     rows: Table = {}
-    for place, where in found.items():
+    for place, where in _by_line(side, vertices).items():
         groups = tuple(sorted(len(side[k].operands) for k in where))
         text = " and ".join(map(str, groups))
         rows[place] = Row(groups, text, "", tuple(where), site=side[where[0]].site,
-                        more={"op": side[where[0]].op})  # fmt: skip
+                          more={"op": place[2]})  # fmt: skip
     return rows
 
 
@@ -687,10 +692,10 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
     sides = comparison.a, comparison.b
     tables = [visits(side) for side in sides]
     skipped = update_lines(sides[0]) | update_lines(sides[1]) | {None}
-    lines: dict[Hashable, list[tuple[Position | None, str, str]]] = {}
+    lines: dict[Hashable, list[_Line]] = {}
     for side, table in zip(sides, tables, strict=True):
         for key, row in table.items():
-            line = cast("tuple[Position | None, str, str]", key)
+            line = cast("_Line", key)
             if line[0] not in skipped and not is_view(side[row.vertices[0]]):
                 lines.setdefault(line[:2], []).append(line)
     found: dict[
@@ -752,20 +757,13 @@ def _modes(side: Side) -> Table:
     for k, vertex in enumerate(side.vertices):
         if vertex.backward or vertex.is_leaf:
             continue
-        key = (vertex.scope or position(vertex.site), _mode_family(vertex.op))
-        if vertex.op.startswith(_DROPOUTS):
-            found[key] = Row(
-                "training", vertex.op, vertex.scope, (k,), site=vertex.site
-            )
-        elif any(norm in vertex.op for norm in _NORMS):
+        is_dropout = vertex.op.startswith(_DROPOUTS)
+        if is_dropout or any(norm in vertex.op for norm in _NORMS):
             flag = "no_training" not in vertex.op and "True" in vertex.attrs
-            mode = "training" if flag else "evaluation"
+            mode = "training" if is_dropout or flag else "evaluation"
+            key = (vertex.scope or position(vertex.site), is_dropout)
             found[key] = Row(mode, vertex.op, vertex.scope, (k,), site=vertex.site)
     return found
-
-
-def _mode_family(op: str) -> str:
-    return "dropout" if op.startswith(_DROPOUTS) else "norm"
 
 
 # What matched ops were given -------------------------------------------------------------------------
@@ -796,12 +794,10 @@ def _follows(comparison: Comparison, k: int, partner: int) -> bool:
     now, before = b[k], a[partner]
     reads, read = _reads(b, now), _reads(a, before)
     sizes = [tuple(_SIZES.sub("#", attr) for attr in v.attrs) for v in (now, before)]
-    if reads != read:
-        is_grouped = len(reads) != len(read) and all(
-            b.partner[o] >= 0 for o, _ in now.operands
-        )
-        return sizes[0] == sizes[1] and not is_grouped
-    return False
+    is_grouped = len(reads) != len(read) and all(
+        b.partner[o] >= 0 for o, _ in now.operands
+    )
+    return reads != read and sizes[0] == sizes[1] and not is_grouped
 
 
 def _reads(side: Side, vertex: Vertex) -> list[str]:

@@ -55,7 +55,7 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     said += [*_constants(found), *_outputs(found, claimed)]
     claimed = claimed[0] | ends[0], claimed[1] | ends[1]
     said += _ops(found)
-    if not _is_resized(found):
+    if not _resized_inputs(found):
         said += _attributes(found)
     said += [*_code(found, claimed), *_reads(found), *_results(found)]
     if depth and len(said) < _MOST:
@@ -121,12 +121,8 @@ def state_of(graph: Graph, nodes: Iterable[int]) -> dict[str, list[int]]:
 def called(graph: Graph, nodes: Sequence[int], most: int) -> list[str]:
     """Return what inputs or outputs are called, the state of several parameters in one entry.
 
-    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more".
-
-    Args:
-        graph: The program.
-        nodes: Inputs or outputs of it.
-        most: How many entries there are at most, but for the last.
+    Example: "`exp_avg` of 38 parameters", "`x` f32[8,4]", "and 3 more", which is one more than
+    `most`.
     """
     entries = []
     for key, group in state_of(graph, nodes).items():
@@ -298,11 +294,7 @@ def _donated(graph: Graph) -> set[int]:
 
 def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     a, b = found.a, found.b
-    changed = [
-        (x, y)
-        for x, y in found.changed
-        if b.ops[y] == PARAMETER and a.types[x] != b.types[y]
-    ]
+    changed = _resized_inputs(found)
     resized = (y for x, y in found.changed if a.types[x] != b.types[y])
     follow = sum(b.ops[y] not in TUPLES for y in resized) - len(changed)
     for x, y in [] if found.causes else changed[:1]:
@@ -310,13 +302,29 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
         depend = "depends" if follow == 1 else "depend"
         more = f"; {plural(follow, 'op')} {depend} on it" if follow > 0 else ""
         yield f"input `{_name(b, y)}` is {b.types[y]}, was {a.types[x]}{others}{more}"
-    sides = (b, found.added, claimed[1], "new"), (a, found.removed, claimed[0], "gone")
-    for graph, unmatched, counted, what in sides:
-        nodes = [n for n in unmatched if graph.ops[n] == PARAMETER and n not in counted]
+    for graph, left, what in _left(found, claimed):
+        nodes = [n for n in left if graph.ops[n] == PARAMETER]
         if nodes:
             names = ", ".join(called(graph, nodes, _MOST)).replace(", and ", " and ")
             noun, is_ = ("input", "is") if len(nodes) == 1 else ("inputs", "are")
             yield f"{noun} {names} {is_} {what}"
+
+
+def _left(found: GraphDiff, claimed: _Sides) -> list[tuple[Graph, list[int], str]]:
+    """Return both programs with the nodes that each has alone and no sentence counts yet."""
+    new = [node for node in found.added if node not in claimed[1]]
+    gone = [node for node in found.removed if node not in claimed[0]]
+    return [(found.b, new, "new"), (found.a, gone, "gone")]
+
+
+def _resized_inputs(found: GraphDiff) -> list[tuple[int, int]]:
+    """Return inputs that changed their types, from which sizes and slices follow."""
+    a, b = found.a, found.b
+    return [
+        (x, y)
+        for x, y in found.changed
+        if b.ops[y] == PARAMETER and a.types[x] != b.types[y]
+    ]
 
 
 def _placement(found: GraphDiff) -> Iterator[str]:
@@ -392,12 +400,9 @@ def _outputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     added, removed = found.outputs.added, found.outputs.removed
     if len(added) == len(removed):  # A replaced result is no further one.
         return
-    sides = (
-        (found.b, added, set(found.added) - claimed[1], claimed[1], "new"),
-        (found.a, removed, set(found.removed) - claimed[0], claimed[0], "gone"),
-    )
-    for graph, ends, nodes, counted, what in sides:
-        outputs = [node for node in ends if node not in counted]
+    sides = zip(_left(found, claimed), (added, removed), claimed[::-1], strict=True)
+    for (graph, left, what), ends, counted in sides:
+        nodes, outputs = set(left), [node for node in ends if node not in counted]
         if not outputs:
             continue
         node = outputs[0]
@@ -445,15 +450,6 @@ def _ancestors(graph: Graph, roots: Iterable[int], inside: set[int]) -> set[int]
     return seen
 
 
-def _is_resized(found: GraphDiff) -> bool:
-    """Return whether inputs changed their types, from which sizes and slices follow."""
-    a, b = found.a, found.b
-    changed = (
-        b.ops[y] == PARAMETER and a.types[x] != b.types[y] for x, y in found.changed
-    )
-    return any(changed)
-
-
 def _ops(found: GraphDiff) -> Iterator[str]:
     b = found.b
     changes: dict[tuple[str, str], list[int]] = {}
@@ -489,17 +485,10 @@ def _attributes(found: GraphDiff) -> Iterator[str]:
 
 def _code(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     """Yield which ops one side has alone, as a step that takes another path has."""
-    sides = (
-        (found.b, found.added, claimed[1], "new"),
-        (found.a, found.removed, claimed[0], "gone"),
-    )
     parts = []
-    for graph, unmatched, counted, what in sides:
-        nodes = [
-            node
-            for node in unmatched
-            if node not in counted and graph.ops[node] not in _LEAVES
-        ]
+    for graph, left, what in _left(found, claimed):
+        nodes = [node for node in left if graph.ops[node] not in _LEAVES]
+        unmatched = found.added if what == "new" else found.removed
         nodes = _without_readers(graph, nodes, unmatched)
         if nodes:
             count = f"{plural(len(nodes), 'op')} {'is' if len(nodes) == 1 else 'are'}"
@@ -727,11 +716,8 @@ def _blocks(
 ) -> _Claimed:
     """Return which layers, modules or equal blocks one of two programs has alone.
 
-    Args:
-        graph: The program.
-        unmatched: Its nodes without a partner.
-        what: What happened to them, `added` or `removed`.
-        ends: What is computed for outputs that one program has alone, which is not repeated.
+    `what` happened to its unmatched nodes: `added` or `removed`. `ends` is computed for outputs
+    that one program has alone, which is not repeated.
     """
     if ends.issuperset(unmatched):
         return _Claimed([], set())
@@ -740,7 +726,9 @@ def _blocks(
         return _repeated(graph, unmatched, what, ends)
     claimed: set[int] = set()
     said = []
-    groups = sorted(_groups(modules), key=lambda each: -_size(modules, each))
+    groups = sorted(
+        _groups(modules), key=lambda paths: -sum(len(modules[path]) for path in paths)
+    )
     for paths in groups[:_MOST]:
         members = {node for path in paths for node in modules[path]}
         if members <= ends:
@@ -794,16 +782,13 @@ def _join(graph: Graph, unmatched: set[int], of: dict[int, _Path]) -> None:
     for node in sorted(unmatched):
         operands = [each for each in graph.operands[node] if each in unmatched]
         known = [of[each] for each in operands if each in of]
-        if node not in of and known and _is_of(graph, operands, of):
+        others = [graph.ops[each] for each in operands if each not in of]
+        if node not in of and known and _LEAVES.issuperset(others):
             of[node] = known[0]
     for node in sorted(unmatched, reverse=True):
         users = [user for user, _ in graph.users[node]]
         if node not in of and users and all(user in of for user in users):
             of[node] = of[users[0]]
-
-
-def _is_of(graph: Graph, operands: Sequence[int], of: Collection[int]) -> bool:
-    return all(each in of or graph.ops[each] in _LEAVES for each in operands)
 
 
 @lru_cache(maxsize=65_536)
@@ -860,10 +845,6 @@ def _called(paths: Sequence[_Path]) -> str:
 def _forward_first(graph: Graph, nodes: Iterable[int]) -> list[int]:
     """Return nodes, those first that a module computes itself and no `(backward)` of it."""
     return sorted(nodes, key=lambda node: " (" in graph.scope(node))
-
-
-def _size(modules: dict[_Path, list[int]], paths: Iterable[_Path]) -> int:
-    return sum(len(modules[path]) for path in paths)
 
 
 def _counted(graph: Graph, nodes: Collection[int], times: int = 1) -> str:

@@ -26,11 +26,8 @@ Boundary = tuple[str, "SourceLocation | None"]
 class GuardNote(NamedTuple):
     """A guard that failed, so that `torch.compile` compiled a function again.
 
-    Attributes:
-        function: The function's name.
-        text: What is otherwise than in the call before: `n` is 3, was 2.
-        definition: Where the function begins.
-        site: The line that called it.
+    The text says what is otherwise than in the call before: `n` is 3, was 2. The function begins at
+    `definition`, and `site` called it.
     """
 
     function: str
@@ -40,13 +37,10 @@ class GuardNote(NamedTuple):
 
 
 class OptimizerNote(NamedTuple):
-    """An optimizer that updates parameters in a step.
+    """An optimizer that updates parameters in a step, by its class.
 
-    Attributes:
-        name: Its class.
-        options: Of each group of parameters, an option's name with its text and whether its value
-            is true: a number that is zero chooses another path, and others are inputs.
-        groups: Which parameters each group has, in words.
+    Its options are those of each group, with a text and whether the value is true: a number that is
+    zero chooses another path, and others are inputs. `groups` says which parameters each has.
     """
 
     name: str
@@ -55,11 +49,9 @@ class OptimizerNote(NamedTuple):
 
 
 class BucketNote(NamedTuple):
-    """In what parts DistributedDataParallel reduces its gradients.
+    """In what parts DistributedDataParallel reduces its gradients, in bytes.
 
-    Attributes:
-        times: How often it has chosen them so far.
-        sizes: Bytes of each part.
+    `times` is how often it has chosen them so far.
     """
 
     times: int
@@ -70,22 +62,12 @@ class BucketNote(NamedTuple):
 class StepKey:
     """What a step's executable and its place in the program depend on.
 
-    Attributes:
-        fingerprint: Of the graph.
-        donated: Positions of the arguments whose memory results take.
-        tier: `optimised` or `fast`.
-        device: Platform and kind of the device.
-        sharding: The mesh that data is split over, or `one device`.
-        mode: `lazy`, or the debug mode that ran a part of the step by itself.
-        ended_by: What asked for the barrier, with its line; the executable does not depend on
-            it, but a step cut at another place is a reason for another graph.
-        began_after: The same for the barrier before.
-        fallbacks: (op, line) of each op that ran on the CPU since the graph before.
-        rules: The user's own rules that lower it, and how often one had been registered.
-        cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
-        guards: Why `torch.compile` compiled functions again since the graph before.
-        optimizers: Those that update parameters in the step.
-        buckets: In what parts DistributedDataParallel reduces gradients.
+    `donated` are positions of the arguments whose memory results take. `mode` is `lazy`, or the
+    debug mode that ran a part of the step by itself. `ended_by` is what asked for the barrier, and
+    `began_after` for the one before: the executable does not depend on them, but a step cut at
+    another place is a reason for another graph. `fallbacks` are ops that ran on the CPU since the
+    graph before, `rules` the user's own lowerings with how often one had been registered. `cell` is
+    the cell of a notebook that ran when it was compiled; its functions may be others'.
     """
 
     fingerprint: str
@@ -151,8 +133,7 @@ class History(Protocol):
 class Source:
     """What the user's source says; this one says nothing, as of a program read from a file.
 
-    Attributes:
-        quotes: What of it was asked for, and so may stand in a sentence.
+    `quotes` is what of it was asked for, and so may stand in a sentence.
     """
 
     def __init__(self) -> None:

@@ -26,26 +26,16 @@ from lazygraph.explain.compare import (
     position,
 )
 from lazygraph.explain.facts import Fact, facts_of
-from lazygraph.explain.model import (
-    NO_SOURCE,
-    Cause,
-    EditCounts,
-    Explanation,
-)
+from lazygraph.explain.model import NO_SOURCE, Cause, EditCounts, Explanation
 from lazygraph.match.lists import is_on_lists
 from lazygraph.readable import listed, plural
-from lazygraph.repeat import Rounds, repeated_block, rounds_in
+from lazygraph.repeat import repeated_block, rounds_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazygraph.explain.compare import Side
-    from lazygraph.explain.model import (
-        History,
-        Kind,
-        Record,
-        Source,
-    )
+    from lazygraph.explain.model import History, Kind, Record, Source
 
 # Below this similarity most of a comparison is edits, and the graph is a program of its own. The
 # limit is blunt: of 267 recompilations of the tests, 9 differ under 0.3 and 3 under 0.5.
@@ -56,13 +46,7 @@ _MOST_CAUSES = 3
 def explain(
     record: Record, history: History, source: Source = NO_SOURCE
 ) -> Explanation:
-    """Return why a graph had to be compiled; there is at least one cause.
-
-    Args:
-        record: The new graph, with its snapshot.
-        history: The graphs before.
-        source: What the user's source says of arguments and numbers.
-    """
+    """Return why a graph with its snapshot had to be compiled; there is at least one cause."""
     runs = list(_latest(history))
     alone = _over_limit(record) or (None if len(history) else _first_trace(record))
     if alone is not None:
@@ -412,13 +396,7 @@ def _new_program(record: Record) -> Cause:
 
 
 def evicted(record: Record, step: int, limit: int) -> Explanation:
-    """Return the explanation of a graph that was compiled before.
-
-    Args:
-        record: The graph.
-        step: The runtime's number of the step.
-        limit: How many executables are kept.
-    """
+    """Return the explanation of a graph that was compiled before; so many executables are kept."""
     cause = Cause(
         kind="cache_evicted",
         text=f"{record.name} was compiled before, in step {record.first_step}, but its executable "
@@ -439,6 +417,7 @@ def _explanation(
     similarity: float = 0.0,
     unexplained: int = 0,
 ) -> Explanation:
+    end = record.key.ended_by[1]
     return Explanation(
         step=record.first_step,
         graph=record.name,
@@ -446,16 +425,10 @@ def _explanation(
         similarity=similarity,
         causes=said,
         unexplained=unexplained,
-        ended_at=record.key.ended_by[1],
+        ended_at=end,
         against_ended_at=other.key.ended_by[1] if other is not None else None,
-        block=_block(record),
+        block=repeated_block(record.snapshot, end) if record.snapshot else None,
     )
-
-
-def _block(record: Record) -> Rounds | None:
-    if record.snapshot is None:
-        return None
-    return repeated_block(record.snapshot, record.key.ended_by[1])
 
 
 # Causes outside of the graph: the same graph, compiled or laid out in another way.
@@ -478,15 +451,17 @@ _SETS_FIX = (
 def of_key(before: Record, now: Record) -> Iterator[Cause]:
     """Yield why a graph of the same fingerprint was compiled again."""
     old, new = before.key, now.key
-    for kind, was, is_, fix in (
-        ("device", old.device, new.device, "run the program on one device"),
-        ("sharding", old.sharding, new.sharding, "keep one layout over devices"),
-        ("tier", old.tier, new.tier, "keep one tier"),
-        ("mode", old.mode, new.mode, "leave the mode as it is over whole steps"),
-    ):
+    settings: tuple[tuple[Kind, str, str], ...] = (
+        ("device", "device", "run the program on one device"),
+        ("sharding", "sharding", "keep one layout over devices"),
+        ("tier", "compile tier", "keep one tier"),
+        ("mode", "mode", "leave the mode as it is over whole steps"),
+    )
+    for kind, name, fix in settings:
+        was, is_ = getattr(old, kind), getattr(new, kind)
         if was != is_:
-            text = f"the {_NAMES.get(kind, kind)} is {is_}, was {was} for {before.name}"
-            yield _of_key(kind, before, now, text, f"{fix}; each one costs a compile")  # type: ignore[arg-type]
+            text = f"the {name} is {is_}, was {was} for {before.name}"
+            yield _of_key(kind, before, now, text, f"{fix}; each one costs a compile")
     if old.rules != new.rules:
         changed = sorted({name for name, _ in {*old.rules} ^ {*new.rules}})
         yield _of_key(
@@ -500,9 +475,6 @@ def of_key(before: Record, now: Record) -> Iterator[Cause]:
         )
     if old.donated != new.donated:
         yield _donation(before, now)
-
-
-_NAMES = {"tier": "compile tier"}
 
 
 def _of_key(
@@ -550,13 +522,14 @@ def _donation(before: Record, now: Record) -> Cause:
         parts.append(
             f"{_inputs(now, given)} {verb} donated and {verb.replace('is', 'was').replace('are', 'were')} not"
         )
+    names = _names(before, kept) if kept else _names(now, given)
     return _of_key(
         "donation",
         before,
         now,
         f"the graph is that of {before.name}, but other inputs are donated: {'; '.join(parts)}",
         _SETS_FIX if not kept else _COPIED_FIX if are_copies else _HELD_FIX,
-        variable=_first_name(before, kept) if kept else _first_name(now, given),
+        variable=next(iter(names), ""),
         changed=len(kept) + len(given),
     )
 
@@ -569,9 +542,13 @@ def _came_from_others(record: Record, positions: set[int]) -> bool:
     )
 
 
-def _inputs(record: Record, positions: set[int]) -> str:
+def _names(record: Record, positions: set[int]) -> list[str]:
     names = record.snapshot.leaf_names if record.snapshot is not None else {}
-    known = [names[k].text for k in sorted(positions) if k in names]
+    return [names[k].text for k in sorted(positions) if k in names]
+
+
+def _inputs(record: Record, positions: set[int]) -> str:
+    known = _names(record, positions)
     if known and len(known) == len(positions):
         return listed(known)
     return plural(len(positions), "input")
@@ -583,11 +560,6 @@ def _others(record: Record, positions: set[int]) -> str:
     made = {origins[k][:3] for k in positions if k in origins and origins[k].graph}
     same = {k for k, origin in origins.items() if origin[:3] in made} - positions
     return _inputs(record, same) if same else "something else"
-
-
-def _first_name(record: Record, positions: set[int]) -> str:
-    names = record.snapshot.leaf_names if record.snapshot is not None else {}
-    return next((names[k].text for k in sorted(positions) if k in names), "")
 
 
 # A size that changes from graph to graph in one direction: each length compiles anew.
@@ -607,10 +579,8 @@ def with_growth(
 ) -> tuple[Cause, ...]:
     """Return causes, those of an input's size with the sizes that came before.
 
-    Args:
-        causes: Why a graph is new.
-        against: Name of the graph that it was compared with.
-        explanation_of: Returns by its name why an earlier graph was new.
+    `against` names the graph that the new one was compared with; `explanation_of` returns by its
+    name why an earlier graph was new.
     """
     found = []
     for cause in causes:

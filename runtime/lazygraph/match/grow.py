@@ -24,10 +24,8 @@ def pair_equal_ancestors(
 ) -> None:
     """Pair nodes whose whole set of ancestors occurs once on each side, the tallest first.
 
-    Args:
-        matching: Grows.
-        labels: `full` or `skeleton`: what makes two nodes equal.
-        similar: Whether what grows from them may differ in sizes.
+    Their `full` or `skeleton` labels make two nodes equal. What grows from similar ones may differ
+    in sizes.
     """
     ids = numbers()
     known_a, known_b = matching.a.graph.ancestor_keys, matching.b.graph.ancestor_keys
@@ -36,7 +34,7 @@ def pair_equal_ancestors(
     else:
         a = _ancestor_ids(matching.a, getattr(matching.a, labels), ids, own=True)
         b = _ancestor_ids(matching.b, getattr(matching.b, labels), ids, own=False)
-    heights = _heights(matching.a)
+    heights = heights_of(matching.a)
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     _pair_ancestors(matching, found, heights)
     matching.grow(similar=similar)
@@ -45,22 +43,17 @@ def pair_equal_ancestors(
 def pair_local_ancestors(
     matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
 ) -> None:
-    """Pair nodes whose ancestors within their scope occur once on each side.
+    """Pair nodes whose ancestors within their scope, 0 for none, occur once on each side.
 
-    What a scope reads from others counts by its label alone, so that a change in one scope
-    leaves the others as they are.
-
-    Args:
-        matching: Grows.
-        scopes_a: For each node of a number of its scope; 0 for none.
-        scopes_b: Likewise.
+    What a scope reads from others counts by its label alone, so that a change in one scope leaves
+    the others as they are.
     """
     ids = numbers()
     a = _local_ancestor_ids(matching.a, scopes_a, ids)
     b = _local_ancestor_ids(matching.b, scopes_b, ids)
     heights = [
         height if scope else 0
-        for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
+        for height, scope in zip(heights_of(matching.a), scopes_a, strict=True)
     ]
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     if _agree(matching, found):
@@ -138,7 +131,7 @@ def _ancestor_ids(
     return ancestors
 
 
-def _heights(side: Side) -> list[int]:
+def heights_of(side: Side) -> list[int]:
     """Return the height of each node above the inputs and the paired nodes."""
     operands = side.operands
     heights = [0] * len(operands)
@@ -217,14 +210,10 @@ Ties = Literal["leave", "equal", "any"]
 def pair_by_colour(
     matching: Matching, rounds: int, ties: Ties, *, exact: bool = False
 ) -> int:
-    """Pair nodes of equal colour; return how many pairs that made.
+    """Pair nodes of equal colour, which sees so many rounds far; return how many pairs that made.
 
-    Args:
-        matching: Grows.
-        rounds: How far the colours see.
-        ties: Of several nodes of one colour: `leave` them, pair them in order of height if
-            both sides have `equal` numbers, or pair `any`.
-        exact: Whether sizes, dtypes and constants are part of the colours.
+    Of several nodes of one colour, `leave` them, pair them in order of height if both sides have
+    `equal` numbers, or pair `any`. Exact colours have sizes, dtypes and constants.
     """
     free_a, free_b = matching.a.unpaired(), matching.b.unpaired()
     if not free_a or not free_b:
@@ -267,11 +256,7 @@ def _classes(
 
 
 def _refined(
-    side: Side,
-    colours: dict[int, int],
-    known: Numbers,
-    *,
-    own: bool,
+    side: Side, colours: dict[int, int], known: Numbers, *, own: bool
 ) -> dict[int, int]:
     partner = side.partner
     refined = {}

@@ -129,11 +129,8 @@ def split(graph: Graph, callees: Callees) -> Graph:
 def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, Order]:
     """Return the ops on lists of `b` that have the entries of one of `a` in another order.
 
-    Args:
-        a: The graph before.
-        b: The graph now.
-        callees: Gives the graphs that a node calls.
-        matched: Gives for each node of a second graph its partner in a first one, or -1.
+    `callees` gives the graphs that a node calls, `matched` for each node of a second graph its
+    partner in a first one, or -1.
     """
     partners, of_a = matched(split(a, callees), split(b, callees)), results(a)
     at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}

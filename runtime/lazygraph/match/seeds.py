@@ -6,6 +6,8 @@ from bisect import bisect_left
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazygraph.match.grow import heights_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -15,10 +17,7 @@ if TYPE_CHECKING:
 def common(one: Sequence[int], two: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Return the positions of a longest common subsequence of two rows, by Myers' algorithm.
 
-    Args:
-        one: A row.
-        two: The other one.
-        most: Entries of either row that may be left over; with more, nothing is returned.
+    With more than `most` entries of either row left over, nothing is returned.
     """
     size_one, size_two = len(one), len(two)
     reach = {1: 0}
@@ -222,7 +221,7 @@ _ALIKE = 0.5
 
 
 def pair_in_reading_order(matching: Matching) -> None:
-    """Pair what stands in the same place when both programs are read from their first result.
+    """Pair first of all what stands in the same place, read from the first result of each program.
 
     A chain of like layers has no landmarks, but its order says which layer was inserted.
     """
@@ -248,10 +247,7 @@ def pair_in_reading_order(matching: Matching) -> None:
 
 def _reading_order(side: Side) -> list[int]:
     """Return the nodes as a depth-first walk finishes them, the lowest result first."""
-    heights = [0] * len(side.operands)
-    for node, row in enumerate(side.operands):
-        if row:
-            heights[node] = max([heights[operand] for operand in row]) + 1
+    heights = heights_of(side)
     results = sorted(
         dict.fromkeys(side.graph.outputs),
         key=lambda node: (heights[node], side.skeleton[node], node),

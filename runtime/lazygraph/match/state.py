@@ -78,12 +78,8 @@ _SPARSE = 8
 class Side:
     """One graph with what matching knows of its nodes.
 
-    Attributes:
-        graph: The graph.
-        operands, users: Its edges, downwards and upwards.
-        full, skeleton: For each node its label as a number that both sides share.
-        partner: For each node its partner on the other side, or `UNPAIRED`.
-        is_output: For each node how many of the outputs it is.
+    `full` and `skeleton` are labels as numbers that both sides share, `partner` may be `UNPAIRED`,
+    and `is_output` says how many of the outputs each node is.
     """
 
     __slots__ = (
@@ -239,11 +235,7 @@ class Matching:
             attempt(*leads.popleft())
 
     def grow(self, *, similar: bool = False) -> None:
-        """Follow all leads until none is left.
-
-        Args:
-            similar: Also pair nodes that differ in sizes, dtypes and constants.
-        """
+        """Follow all leads until none is left, to `similar` nodes of other sizes and dtypes too."""
         spread: list[tuple[int, int]] = []
         below, above, fresh = self._equal_operands, self._equal_users, self._fresh
         attempt, note_users = self._try, self._note_users

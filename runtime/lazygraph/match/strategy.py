@@ -80,16 +80,11 @@ class _Found(NamedTuple):
 
 
 def match(a: Graph, b: Graph, *, quick: bool = False) -> Matching:
-    """Return the assignment of the nodes of `a` to those of `b`.
+    """Return the assignment of the nodes of `a`, the graph before, to those of `b`.
 
-    Small graphs are matched in several ways, of which the shortest script wins: where much
-    looks alike, no one order of the tiers is best.
-
-    Args:
-        a: The graph before.
-        b: The graph now.
-        quick: Whether to match small graphs in one way, too, as is enough where the source lines
-            and the names of inputs are known.
+    Small graphs are matched in several ways, of which the shortest script wins: where much looks
+    alike, no one order of the tiers is best. One quick way is enough where the source lines and the
+    names of inputs are known.
     """
     if quick:
         return _of_large(a, b)
