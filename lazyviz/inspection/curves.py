@@ -123,11 +123,14 @@ class Curves:
     def shown(
         self, rows: Sequence[StepRow], *, cell: int | None = None
     ) -> Shown | None:
-        """Return what was tracked, of one run of a cell or of all; None if nothing was."""
+        """Return what was tracked, of one run of a cell or of all; None if nothing was.
+
+        A number may have been taken after that of a later step, which ended meanwhile.
+        """
         self.settle()
         with self._lock:
             found = {
-                name: kept
+                name: sorted(kept, key=lambda point: point.step)
                 for name, points in self._points.items()
                 if (kept := [p for p in points if cell is None or p.cell == cell])
             }

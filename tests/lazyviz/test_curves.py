@@ -215,6 +215,17 @@ def test_a_curve_keeps_the_extremes_of_a_pixel_and_marks_what_is_not_finite():
     assert len(drawn) < 20_000
 
 
+def test_a_number_that_is_taken_after_that_of_a_later_step_is_drawn_before_it():
+    taken = curves.Curves()
+    for step in (2, 1, 3):
+        taken._add("loss", curves.Point(step, float(step), 0))
+
+    found = taken.shown([])
+
+    assert found is not None
+    assert [point.step for point in found.points["loss"]] == [1, 2, 3]
+
+
 def test_numbers_that_the_words_do_not_tell_apart_are_drawn_level():
     made = [curves.Point(k, 1 - k / 1e6, 1) for k in range(3)]
 

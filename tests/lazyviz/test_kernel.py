@@ -59,7 +59,8 @@ def test_the_saved_notebook_is_valid(saved):
 
 def test_each_cell_that_touched_the_device_has_its_strip_last(saved):
     assert outputs(saved, 1) == []
-    assert strip(saved, 2).endswith(" · 2 pending ops (+2 here) · 3 live tensors")
+    first = strip(saved, 2).splitlines()[0]  # a busy machine waits for its compile, too
+    assert first.endswith(" · 2 pending ops (+2 here) · 3 live tensors")
     assert strip(saved, 3) == "3 pending ops (+1 here) · 4 live tensors"
     assert [o.output_type for o in outputs(saved, 4)] == ["execute_result"]
 
