@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.error import UsageError
 
-from lazygraph.errors import HloError
+from lazygraph.graph import HloError
 from lazyviz import session as sessions
 from lazyviz.doc import Doc, Facts, Line, Note, Part
 from lazyviz.inspection.subjects import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.errors import HloError
+from lazygraph.graph import HloError
 from lazyviz.doc import Showable
 
 if TYPE_CHECKING:

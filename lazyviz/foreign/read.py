@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lazygraph.errors import HloError
+from lazygraph.graph import HloError
 from lazygraph.read import lazy_ir
 from lazygraph.read.open import is_wide, readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of

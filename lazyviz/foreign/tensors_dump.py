@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.errors import HloSyntaxError
+from lazygraph.graph import HloSyntaxError
 from lazygraph.read.torch_ir import ir_text, parse_dot, parse_ir
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from lazygraph.errors import HloError
+from lazygraph.graph import HloError
 from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import formatters, views
 from lazyviz import session as sessions

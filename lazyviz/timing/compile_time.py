@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.errors import HloError
+from lazygraph.graph import HloError
 from lazyviz.doc import Doc, Line, Note, Part, Table
 from lazyviz.render import text
 

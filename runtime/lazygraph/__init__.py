@@ -35,8 +35,16 @@ from lazygraph.diff import (
     group_hunks,
     minimise,
 )
-from lazygraph.errors import HloError, HloSyntaxError
-from lazygraph.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
+from lazygraph.graph import (
+    DeadNode,
+    Graph,
+    GraphBuilder,
+    HloError,
+    HloSyntaxError,
+    Label,
+    Node,
+    Origin,
+)
 from lazygraph.read.lazy_ir import from_ir, from_snapshot
 from lazygraph.read.open import graph_of, parse, parse_all, read
 from lazygraph.trace import (

@@ -8,8 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.errors import HloError
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Label, gc_paused
+from lazygraph.graph import PARAMETER, Graph, GraphBuilder, HloError, Label, gc_paused
 from lazygraph.match import lists, match
 from lazygraph.normalize import called, graph_of_module
 from lazygraph.read.hlo_module import HloModule

@@ -10,11 +10,48 @@ from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from lazygraph.errors import HloError
 from lazygraph.types import flops, type_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+class HloError(RuntimeError, ValueError):
+    """A text, a file or a graph cannot be used; the errors of readers are of this class, too."""
+
+
+class HloSyntaxError(HloError):
+    """A text is not what it should be at one place, or breaks off; each reader raises it.
+
+    Attributes:
+        message: Without the line.
+        line, column: The place, counted from 1.
+        source: Name of the file, empty for a text.
+    """
+
+    def __init__(
+        self, message: str, line: int = 1, column: int = 1, source: str = ""
+    ) -> None:
+        self.message = message
+        self.line = line
+        self.column = column
+        self.source = source
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = f"{self.source}, line" if self.source else "line"
+        return f"{where} {self.line}, column {self.column}: {self.message}"
+
+
+class MisplacedError(HloError):
+    """An instruction is wrong; `parse`, which has the text, finds its column."""
+
+    def __init__(self, message: str, line: int, name: str) -> None:
+        self.message = message
+        self.line = line
+        self.name = name
+        super().__init__(f"line {line}: {message}")
+
 
 PARAMETER = "parameter"
 CONSTANT = "constant"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lazygraph.errors import HloError, MisplacedError
 from lazygraph.graph import (
     PARAMETER,
     DeadNode,
     Graph,
     GraphBuilder,
+    HloError,
     Label,
+    MisplacedError,
     dead_node,
     hashed,
     needed,

@@ -8,8 +8,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.errors import HloError
-from lazygraph.graph import needed
+from lazygraph.graph import HloError, needed
 from lazygraph.normalize import VARIADIC, called, element_index
 from lazygraph.read.open import module_of
 from lazygraph.readable import Readable, share_text

@@ -7,8 +7,7 @@ The classes are what `lazyrt.pending_graph`, `inspect`, `look` and others return
 from __future__ import annotations
 
 from lazygraph.explain.why import differences
-from lazygraph.repeat import rounds_in
-from lazygraph.snapshot import Name
+from lazygraph.snapshot import Name, rounds_in
 from lazyrt.control.capture import (
     Captured,
     Making,

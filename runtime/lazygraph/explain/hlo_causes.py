@@ -18,7 +18,7 @@ from lazygraph.normalize import attributes, meshes_of
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
 from lazygraph.readable import plural
-from lazygraph.repeat import times_of
+from lazygraph.snapshot import times_of
 from lazygraph.trace import TUPLES
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
 
-    from lazygraph.repeat import Rounds
-    from lazygraph.snapshot import Snapshot, SourceLocation
+    from lazygraph.snapshot import Rounds, Snapshot, SourceLocation
 
 # A loop of the program: its file, first and last line.
 Loop = tuple[str, int, int]

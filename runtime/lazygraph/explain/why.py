@@ -29,7 +29,7 @@ from lazygraph.explain.facts import Fact, facts_of
 from lazygraph.explain.model import NO_SOURCE, Cause, EditCounts, Explanation
 from lazygraph.match.lists import is_on_lists
 from lazygraph.readable import listed, plural
-from lazygraph.repeat import repeated_block, rounds_in
+from lazygraph.snapshot import repeated_block, rounds_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -6,7 +6,7 @@ import re
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.errors import HloSyntaxError
+from lazygraph.graph import HloSyntaxError
 from lazygraph.read.hlo_module import (
     BRACKET,
     CLOSING,

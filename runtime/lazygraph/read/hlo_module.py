@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.errors import HloSyntaxError
-from lazygraph.graph import InheritedOrigin, Origin
+from lazygraph.graph import HloSyntaxError, InheritedOrigin, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

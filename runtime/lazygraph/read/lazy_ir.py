@@ -6,8 +6,14 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.errors import HloSyntaxError
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin, gc_paused
+from lazygraph.graph import (
+    PARAMETER,
+    Graph,
+    GraphBuilder,
+    HloSyntaxError,
+    Origin,
+    gc_paused,
+)
 from lazygraph.types import tensor_type
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.errors import HloSyntaxError
-from lazygraph.graph import Origin
+from lazygraph.graph import HloSyntaxError, Origin
 from lazygraph.read.hlo_module import (
     closing,
     evenly_spaced,

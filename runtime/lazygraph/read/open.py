@@ -13,8 +13,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from lazygraph.errors import HloError, HloSyntaxError, MisplacedError
-from lazygraph.graph import Graph, gc_paused
+from lazygraph.graph import Graph, HloError, HloSyntaxError, MisplacedError, gc_paused
 from lazygraph.normalize import graph_of_module
 from lazygraph.read import lazy_ir, torch_ir
 from lazygraph.read.hlo import modules

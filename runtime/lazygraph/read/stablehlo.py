@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lazygraph.errors import HloSyntaxError
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder, hashed
+from lazygraph.graph import PARAMETER, Graph, GraphBuilder, HloSyntaxError, hashed
 from lazygraph.read.hlo_module import closing, split_commas
 from lazygraph.read.mlir_text import (
     REGIONS,

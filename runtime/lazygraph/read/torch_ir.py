@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lazygraph.errors import HloSyntaxError
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin
+from lazygraph.graph import PARAMETER, Graph, GraphBuilder, HloSyntaxError, Origin
 from lazygraph.types import without_layout
 
 if TYPE_CHECKING:
