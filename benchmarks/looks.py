@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 import lazyrt
 from benchmarks import machine
@@ -247,6 +246,8 @@ def _compiles() -> list[list[Any]]:
 
 def _stopping() -> Iterator[Goal]:
     """Yield what `stop_at_nan` makes of the CPU time of steps: the first hundred, and later ones."""
+    from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
     gpt = GPT2Config(
         vocab_size=256, n_positions=64, n_embd=128, n_layer=4, n_head=4,
         bos_token_id=None, eos_token_id=None,

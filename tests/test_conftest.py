@@ -125,6 +125,7 @@ def collected(*arguments):
     return [line for line in lines if "::" in line], done.stdout
 
 
+@pytest.mark.slow
 def test_notebooks_are_run_with_one_option():
     """Their times and addresses do not count, and nbval alone bounds what a cell takes."""
     cells, said = collected("--nbval", "notebooks/03_eager_debug.ipynb")
@@ -145,6 +146,7 @@ def test_notebooks_may_be_compared_in_another_way():
     assert config.option.nbval_sanitize_with == "x.cfg"
 
 
+@pytest.mark.slow
 def test_a_run_without_notebooks_does_not_import_nbval():
     some, said = collected("--share=3", "tests/lazygraph/test_hlo.py")
 
@@ -202,6 +204,7 @@ def test_a_file_without_examples_is_no_doctest(tmp_path, text, kept):
     assert [type(each) for each in ended.value.value] == kept
 
 
+@pytest.mark.slow
 def test_a_marker_of_a_mode_needs_its_reason(tmp_path):
     (tmp_path / "conftest.py").write_text(
         "from tests.conftest import pytest_runtest_setup\n"

@@ -147,6 +147,7 @@ def waits() -> str:
 
 
 @pytest.mark.lazy_only("strips of steps")
+@pytest.mark.slow
 def test_troubleshooting_has_the_words_that_are_shown(shell, capsys, caplog):
     blocks = BLOCK.findall(TROUBLE)
     with fresh_runtime(), caplog.at_level(logging.WARNING):

@@ -14,7 +14,7 @@ from lazyrt.observe import events
 from lazyviz import session
 from lazyviz.inspection.live import live_doc
 from lazyviz.timing import history
-from tests.harness import DEVICE, cold_start, recorded
+from tests.harness import DEVICE, cold_start, recorded, thinned
 from tests.lazyviz.clicks import KINDS, click_everything, kind_of, watched_widgets
 
 STEPS = 10
@@ -129,7 +129,7 @@ def test_ten_prints_at_moving_places_change_nothing(dropout, capsys):
     assert "tensor(" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", range(len(LOOKS)))
+@pytest.mark.parametrize("kind", thinned(range(len(LOOKS)), 3))
 def test_one_kind_of_look_at_every_place_changes_nothing(kind, capsys):
     def look(step, place, tensor):
         if step in {1, 4} and tensor.dim() == 2:
@@ -548,6 +548,7 @@ def run_cells(shell, count):
     gc.collect()
 
 
+@pytest.mark.slow
 def test_what_cells_leave_behind_has_a_bound(shell, monkeypatch):
     """Behind it no cell leaves an op, a record or a span more than went with an old one."""
     monkeypatch.setattr(session, "_MAX_CELLS", 5)

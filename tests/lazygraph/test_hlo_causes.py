@@ -7,6 +7,7 @@ import pytest
 from lazygraph import diff, parse
 from lazygraph.explain.hlo_causes import sentences
 from lazyviz.draw.diff_text import diff_text
+from tests.harness import thinned
 from tests.hlo_pairs import text_of, transformer
 
 SHARDED = """HloModule step{header}
@@ -120,7 +121,7 @@ def test_inputs_that_one_side_has_alone_are_named_and_move_no_others():
     assert f"{layer} removed: 379 ops and {count} inputs at " in diff_text(diff(b, a))
 
 
-@pytest.mark.parametrize("has_scopes", [True, False])
+@pytest.mark.parametrize("has_scopes", thinned([True, False], 2))
 def test_layers_that_one_side_has_alone_are_counted_as_such(has_scopes):
     """Issue 6: 2,490 instructions are six layers."""
     names = [0, 1, *(f"new{k}" for k in range(6)), 2, 3]

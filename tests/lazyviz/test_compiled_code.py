@@ -162,6 +162,7 @@ def session(lab):
     torch.compiler.reset()  # what it has put into the namespace goes before that
 
 
+@pytest.mark.slow
 def test_the_session_tells_of_its_compiled_functions_everywhere(session):
     strip = session.display_pub.outputs[-1]["data"]["text/plain"]
     assert re.match(

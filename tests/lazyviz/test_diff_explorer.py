@@ -14,6 +14,7 @@ from lazyviz.draw.model import MARKS, label_text
 from lazyviz.inspection.comparison import DiffExplorer
 from lazyviz.inspection.protocol import RequestError
 from tests.conftest import displayed
+from tests.harness import thinned
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
 
 
@@ -410,7 +411,7 @@ def test_a_cause_is_drawn_however_much_follows_in_its_place(lab):
     assert any(box.is_first and "_foreach" in box.label for box in boxes)
 
 
-@pytest.mark.parametrize("how", ["foreach", "fused"])
+@pytest.mark.parametrize("how", thinned(["foreach", "fused"], 2))
 def test_parameters_in_another_order_are_no_line_however_an_optimizer_takes_them(
     lab, how
 ):

@@ -39,6 +39,7 @@ def _in_main(monkeypatch):
         monkeypatch.setattr(function, "__module__", "__main__")
 
 
+@pytest.mark.slow
 def test_a_function_runs_with_what_it_uses_in_each_process(tmp_path):
     found = lazyviz.launch(greet_loudly, "ann", processes=2, folder=tmp_path)
 

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 
+import pytest
+
 from lazyviz.documents.script import _status
 from tests.quick_python import interpreter
 from tests.ratchets import ROOT
@@ -18,6 +20,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 def test_a_script_has_what_a_notebook_has_and_keeps_its_exit_status(tmp_path):
     script, page, trace = (tmp_path / n for n in ("a b.py", "r.html", "t.json"))
     script.write_text(SCRIPT)

@@ -40,6 +40,7 @@ def run(tmp_path, *cells):
     return status, out.getvalue(), output.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_tour_prints_progress_and_writes_one_page(tmp_path):
     status, printed, page = run(
         tmp_path,

@@ -19,7 +19,15 @@ from lazyrt.errors import UsageError
 from lazyrt.frontend import provenance, record
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.observe import events
-from tests.harness import DEVICE, ROOT, assert_same, cold_start, recorded, run_python
+from tests.harness import (
+    DEVICE,
+    ROOT,
+    assert_same,
+    cold_start,
+    recorded,
+    run_python,
+    thinned,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -483,7 +491,7 @@ def bridged_losses(step, device, stage):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
 @pytest.mark.lazy_only("is about what is recorded")
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", thinned([False, True], 2))
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_bridge_runs_a_step_in_its_phases_and_trains_as_on_the_cpu(stage, whole):
     plain, cpu = bridged_step("cpu", whole=whole)

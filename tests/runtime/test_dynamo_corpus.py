@@ -12,7 +12,7 @@ from torch import nn
 
 import lazyrt
 from benchmarks.family_table import FAMILIES
-from tests.harness import DEVICE, assert_same
+from tests.harness import DEVICE, assert_same, thinned
 
 F = nn.functional
 
@@ -309,7 +309,9 @@ def flat(results):
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", thinned(PROGRAMS, 4), ids=lambda program: program.__name__
+)
 def test_a_compiled_function_gives_the_values_of_the_cpu_at_each_call(program):
     compiled = torch.compile(program, backend="lazyrt")
     for _ in range(3):
@@ -427,7 +429,7 @@ DIFFERENTIATED = {
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
-@pytest.mark.parametrize("name", DIFFERENTIATED)
+@pytest.mark.parametrize("name", thinned(DIFFERENTIATED, 4))
 def test_gradients_through_a_compiled_function_are_those_of_the_cpu(name):
     program = DIFFERENTIATED[name]
     compiled = torch.compile(program, backend="lazyrt")
@@ -528,7 +530,7 @@ MODELS = {
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, 4))
 def test_a_compiled_model_gives_values_gradients_and_buffers_of_the_cpu(name):
     torch.manual_seed(1)
     cpu = MODELS[name]()

@@ -8,6 +8,7 @@ import torch
 import lazyrt
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import kept_steps
+from tests.harness import thinned
 
 pytestmark = pytest.mark.lazy_only("is about whole steps")
 
@@ -208,7 +209,9 @@ def recorded_adversaries(steps):
     return left
 
 
-@pytest.mark.parametrize("kind", ["plain", "accumulated", "compiled", "adversaries"])
+@pytest.mark.parametrize(
+    "kind", thinned(["plain", "accumulated", "compiled", "adversaries"], 2)
+)
 def test_results_of_kept_steps_have_the_bits_that_they_had(kind):
     train = recorded_adversaries if kind == "adversaries" else None
     with lazyrt.config.scoped(keep_values=6):

@@ -15,7 +15,7 @@ import torch
 import lazyrt
 from lazyrt.frontend import eager, infer, record
 from lazyrt.ir.live import lock
-from tests.harness import run_python
+from tests.harness import run_python, thinned
 
 
 def is_free():
@@ -174,7 +174,7 @@ SEVERAL_RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("op", SEVERAL_RESULTS)
+@pytest.mark.parametrize("op", thinned(SEVERAL_RESULTS, 4))
 def test_the_bound_of_pending_ops_ends_a_step_once_all_results_of_an_op_are_kept(op):
     """Else they would stand for other inputs: those of the next step."""
     x = torch.tensor([[1.0, -2.0, 0.5], [4.0, 3.0, 2.5]])

@@ -56,6 +56,7 @@ def small():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_reading_a_split_tensor_gathers_it(small):
     assert small["reads"] == [True] * 4
     assert small["item"]

@@ -42,7 +42,10 @@ CASES: list[tuple[Any, dict[str, Any], tuple[dict[str, Any], ...]]] = [
 ]
 TABLE = [
     pytest.param(
-        kind, {**options, **mode}, id="-".join([kind.__name__, *options, *mode])
+        kind,
+        {**options, **mode},
+        id="-".join([kind.__name__, *options, *mode]),
+        marks=() if mode is modes[0] else pytest.mark.slow,
     )
     for kind, options, modes in CASES
     for mode in modes

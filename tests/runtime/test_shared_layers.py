@@ -137,7 +137,11 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     ("name", "clip"),
-    [("AdamW", True), ("AdamW, fused", False), ("AdamW, single", False)],
+    [
+        ("AdamW", True),
+        pytest.param("AdamW, fused", False, marks=pytest.mark.slow),
+        pytest.param("AdamW, single", False, marks=pytest.mark.slow),
+    ],
 )
 def test_training_gives_what_the_whole_program_gives_up_to_rounding(name, clip):
     model, optimizer = Model(5, dropout=0.1), OPTIMIZERS[name]

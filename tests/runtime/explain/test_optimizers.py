@@ -188,7 +188,11 @@ def fit_by_lbfgs(*, mark, **options):
 
 @pytest.mark.parametrize(
     ("mark", "search"),
-    [("closure", None), ("step", None), ("block", "strong_wolfe")],
+    [
+        pytest.param("closure", None, marks=pytest.mark.slow),
+        pytest.param("step", None, marks=pytest.mark.slow),
+        ("block", "strong_wolfe"),
+    ],
 )
 def test_each_graph_of_lbfgs_has_one_cause_and_says_what_is_other(mark, search):
     found = fit_by_lbfgs(mark=mark, line_search_fn=search)
