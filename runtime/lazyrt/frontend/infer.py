@@ -22,14 +22,15 @@ from lazyrt.frontend.argument_checks import PLAIN, blank, check, is_suspect, ref
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Node, Op, Value, iter_values, map_values, strides_of
+from lazyrt.lowering.registry import rule_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-# ------------------------------------------------------------ ops without a meta kernel
+# ----------------------------------------- ops whose meta kernel knows other types than the CPU
 # Each function takes what the op takes, with meta tensors, and returns meta tensors of the types
-# of its results.
+# of its results. An op without a meta kernel needs none: the CPU runs it on blank tensors.
 
 
 Tensor = torch.Tensor
@@ -39,13 +40,6 @@ Types = Any
 def _first(count: int) -> Callable[..., Types]:
     """Return results of the types that the first operands have."""
     return lambda *operands, **_: operands[:count]
-
-
-def _like(position: int) -> Callable[..., Types]:
-    """Return a contiguous result of the type of one operand."""
-    return lambda *operands, **_: torch.empty_like(
-        operands[position], memory_format=torch.contiguous_format
-    )
 
 
 def _multi_margin(
@@ -62,10 +56,6 @@ def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Types:
     return result if target.dim() > 1 else result.new_empty(()), marks
 
 
-def _fake_quantize(x: Tensor, *_: Any) -> Types:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-
-
 def _lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor, *biases: Any) -> Types:
     """The types of a cell with or without biases; torch's own takes one with biases only."""
     given = [bias for bias in biases if bias is not None]
@@ -73,53 +63,12 @@ def _lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor, *biases: Any) -> Ty
     return _aten._thnn_fused_lstm_cell.default(inputs, hidden, cell, *zeros)
 
 
-def _geqrf(x: Tensor) -> Types:
-    *batch, rows, columns = x.shape
-    factors = x.new_empty((*batch, columns, rows)).mT
-    return factors, x.new_empty((*batch, min(rows, columns)))
-
-
-def _histogram_dd(x: Tensor, bins: Sequence[Any], **_: Any) -> Types:
-    sizes = [b.shape[0] - 1 if isinstance(b, torch.Tensor) else b for b in bins]
-    return x.new_empty(sizes)
-
-
-def _grouped_mm(
-    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Types:  # fmt: skip
+def _grouped_mm(a: Tensor, b: Tensor, *args: Any) -> Types:
     """The product of matrices with rows or columns in groups; torch's own asks for bfloat16."""
-    ragged = a.dim() == 2 or b.dim() == 2  # noqa: PLR2004
-    wrong = (
-        (a.dim() not in {2, 3} or b.dim() not in {2, 3}, "factors have 2 or 3 dimensions"),
-        (a.dtype is not b.dtype, "both factors have one dtype"),
-        (not a.is_floating_point(), "the factors are of floats"),
-        (a.shape[-1:] != b.shape[-2:-1], "the inner sizes are equal"),
-        (ragged == (offs is None), "offs goes with a factor of 2 dimensions, and only with one"),
-        (offs is not None and (offs.dim() != 1 or offs.dtype is not torch.int32),
-         "offs is a vector of int32"),
-        (bias is not None, "there is no bias"),
-    )  # fmt: skip
-    for is_wrong, rule in wrong:
-        if is_wrong:
-            raise RuntimeError(
-                f"grouped_mm of {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)} breaks the "
-                f"rule that {rule}. Reshape or convert them first."
-            )
-    groups = {t.shape[0] for t in (a, b) if t.dim() == 3} | {  # noqa: PLR2004
-        t.shape[0] for t in (offs,) if t is not None
-    }
-    if len(groups) != 1:
-        raise RuntimeError(
-            f"grouped_mm was given {sorted(groups)} groups: a factor of 3 dimensions and offs have "
-            "as many entries as there are groups. Pass one offset for each matrix."
-        )
-    shape = (
-        [*groups, a.shape[-2], b.shape[-1]]
-        if a.dim() == b.dim()
-        else [a.shape[-2], b.shape[-1]]
-    )
-    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+    if a.dtype is not b.dtype or a.dtype not in {torch.float32, torch.float16}:
+        return _aten._grouped_mm.default(a, b, *args)
+    result = _aten._grouped_mm.default(a.bfloat16(), b.bfloat16(), *args)
+    return result.to(a.dtype)
 
 
 def _convolution(x: Tensor, weight: Tensor, *args: Any) -> Types:
@@ -218,40 +167,9 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten._fused_adagrad.default": _first(4),
     "aten._fused_adagrad.tensor_lr": _first(3),
     "aten._thnn_fused_lstm_cell.default": _lstm_cell,
-    "aten.fake_quantize_per_tensor_affine_cachemask.default": _fake_quantize,
-    "aten.fake_quantize_per_channel_affine_cachemask.default": _fake_quantize,
-    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantize,
     "aten.multi_margin_loss.default": _multi_margin,
     "aten.multilabel_margin_loss_forward.default": _multilabel_margin,
-    "aten.multi_margin_loss_backward.default": _like(1),
-    "aten.multilabel_margin_loss_backward.default": _like(1),
-    "aten.fractional_max_pool3d_backward.default": _like(1),
-    "aten._ctc_loss_backward.default": _like(1),
-    "aten._ctc_loss_backward.Tensor": _like(1),
-    "aten._sample_dirichlet.default": _like(0),
-    "aten._standard_gamma_grad.default": _like(0),
-    "aten._dirichlet_grad.default": _like(0),
-    "aten.binomial.default": lambda x, y, *_: x.new_empty(
-        torch.broadcast_shapes(x.shape, y.shape)
-    ),
-    "aten.pow.Tensor_Scalar": lambda x, exponent: torch.empty_like(
-        x, dtype=torch.result_type(x, exponent)
-    ),
     "aten._grouped_mm.default": _grouped_mm,
-    "aten.geqrf.default": _geqrf,
-    "aten.histogram.bin_ct": lambda x, bins=100, **_: (
-        x.new_empty(bins),
-        x.new_empty(bins + 1),
-    ),
-    "aten.histogram.bins_tensor": lambda x, bins, **_: (
-        x.new_empty(bins.shape[0] - 1),
-        torch.empty_like(bins),
-    ),
-    "aten._histogramdd_bin_edges.default": lambda x, bins, **_: [
-        x.new_empty(count + 1) for count in bins
-    ],
-    "aten._histogramdd_from_bin_cts.default": _histogram_dd,
-    "aten._histogramdd_from_bin_tensors.default": _histogram_dd,
 }
 
 
@@ -279,7 +197,7 @@ def infer(
     """
     called = func or op.func
     if func is not None:
-        check_inputs(func, args)
+        _check_inputs(func, args)
     key = (called, type_key(args), torch.get_default_dtype())
     found = _remembered.get(key, _remembered)
     if found is _remembered:
@@ -325,39 +243,7 @@ def _from_json(answer: Any) -> Any:
     return Result(tuple(shape), getattr(torch, dtype), laid_out, offset)
 
 
-_LEAST_MAXIMUM = min(
-    torch.finfo(dtype).max
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-    and dtype.is_floating_point
-    and dtype is not torch.float4_e2m1fn_x2  # which torch knows no maximum of
-)
-
-
-def has_large_inputs(args: Sequence[Any]) -> bool:
-    """Return whether a float that is an input among the components of a key needs a check.
-
-    There is no tensor dtype that cannot hold a smaller one.
-    """
-    for arg in args:
-        if arg.__class__ is tuple:
-            # A list has tensors or numbers.
-            if arg and (arg[0].__class__ is Value or _is_data(arg[0])):
-                continue
-            if has_large_inputs(arg):
-                return True
-        elif arg.__class__ is Leaf and arg.kind == "float":
-            number = abs(pending.floats[arg.position])
-            if math.isfinite(number) and number > _LEAST_MAXIMUM:
-                return True
-    return False
-
-
-def _is_data(arg: object) -> bool:
-    return arg.__class__ is Leaf and arg.kind == "data"
-
-
-def check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
+def _check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
     """Check the floats that an in-place op takes as inputs, as they are where it is recorded."""
     values = list(iter_values(args))
     inputs = {
@@ -423,7 +309,10 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
             )
     except (*PLAIN, AssertionError) as error:  # an assertion of torch's own code
         kinds = {*PLAIN, AssertionError}
-        if torch.Tag.dynamic_output_shape in func.tags or type(error) not in kinds:
+        is_refused = type(error) in kinds or (
+            type(error) is NotImplementedError and rule_for(func) is not None
+        )
+        if torch.Tag.dynamic_output_shape in func.tags or not is_refused:
             raise
         accepted: list[object] = []
         said = refusal(
