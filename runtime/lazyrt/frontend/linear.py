@@ -7,9 +7,9 @@ looks at each op (functorch, forward derivatives, a dispatch mode, a subclass), 
 
 from __future__ import annotations
 
-import dis
+import ast
 import functools
-import itertools
+import linecache
 import math
 import sys
 import time
@@ -48,7 +48,6 @@ from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import CodeType
 
     import numpy as np
 
@@ -481,15 +480,6 @@ FACTORISATIONS: dict[str, Callable[..., Any]] = {
 _OTHERS = frozenset(
     ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "StopAsyncIteration")
 )  # fmt: skip
-_NAMES = frozenset(("LOAD_NAME", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD"))
-
-
-class _Guarded(NamedTuple):
-    """A stretch of code whose exceptions go to one place; offsets in bytes."""
-
-    start: int
-    end: int
-    target: int
 
 
 def would_catch() -> bool:
@@ -504,48 +494,29 @@ def would_catch() -> bool:
         is_users = not is_library(code)
         is_below = is_below and not is_users
         asked = is_users or (is_below and not is_own(code))
-        if asked and _is_guarded(code, frame.f_lasti):
+        if asked and any(frame.f_lineno in part for part in _tried(code.co_filename)):
             return True
     return False
 
 
-@functools.lru_cache(maxsize=4_096)
-def _is_guarded(code: CodeType, offset: int) -> bool:
-    """Return whether code catches what is raised at an offset."""
-    if not code.co_exceptiontable:
-        return False
-    entries: list[Any] = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-    stretches = [_Guarded(entry.start, entry.end, entry.target) for entry in entries]
-    instructions = list(dis.get_instructions(code))
-    seen: set[int] = set()
-    # A handler that passes the exception on is itself within the stretch of the next outer one.
-    while offset not in seen:
-        seen.add(offset)
-        found = [s.target for s in stretches if s.start <= offset < s.end]
-        if not found:
-            return False
-        offset = found[0]
-        if _catches([i for i in instructions if i.offset >= offset]):
-            return True
-    return False
+@functools.lru_cache(maxsize=256)
+def _tried(file: str) -> list[range]:
+    """Return the lines of a file whose errors one of its `except` clauses catches."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [
+        range(node.lineno, node.handlers[0].lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Try, ast.TryStar))
+        and any(map(_catches, node.handlers))
+    ]
 
 
-def _catches(handler: list[dis.Instruction]) -> bool:
+def _catches(handler: ast.ExceptHandler) -> bool:
     """Return whether a handler is an `except` for what a check may raise."""
-    if not handler or handler[0].opname != "PUSH_EXC_INFO":
-        return False
-    names: list[str] = []
-    resume = 0  # where the next clause begins
-    for instruction, following in itertools.pairwise(handler[1:]):
-        name = instruction.opname
-        if instruction.offset < resume:
-            continue
-        if name in {"CHECK_EXC_MATCH", "CHECK_EG_MATCH"}:
-            if not names or not _OTHERS.issuperset(names):
-                return True
-            names, resume = [], following.argval
-        elif name in _NAMES:
-            names.append(instruction.argval)
-        elif not name.startswith(("LOAD_", "BUILD_TUPLE")):
-            return not names and name == "POP_TOP"  # `except:`
-    return False
+    if handler.type is None:
+        return True
+    parts = (getattr(part, "id", "") for part in ast.walk(handler.type))
+    return not _OTHERS.issuperset(filter(None, parts))
