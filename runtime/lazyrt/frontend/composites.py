@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.nn import functional
 
 from lazyrt.errors import ArgumentCheckError
 from lazyrt.frontend import (
@@ -51,76 +50,6 @@ def combinations(
     if not chosen.numel():
         return self.new_empty(chosen.shape)
     return self.index_select(0, chosen.reshape(-1).to(self.device)).view(chosen.shape)
-
-
-def native_multi_head_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int,
-    num_head: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor, proj_bias: torch.Tensor, mask: torch.Tensor | None = None,
-    need_weights: bool = True, average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """`aten._native_multi_head_attention`: what `nn.MultiheadAttention` calls in `eval()`.
-
-    Query, key, value and the result are [batch, length, embed_dim]; the weights are [3 * embed_dim,
-    embed_dim] and [embed_dim, embed_dim]. A mask is True, or -inf, where a key must not be seen:
-    [length, length] for `mask_type` 0, [batch, length] for 1, [batch, heads, length, length] for 2.
-    """
-    weights = qkv_weight.chunk(3)
-    biases = qkv_bias.chunk(3)
-    q, k, v = (
-        functional.linear(x, weight, bias).unflatten(-1, (num_head, -1)).transpose(1, 2)
-        for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-    )
-    scores = (q * (embed_dim // num_head) ** -0.5) @ k.transpose(-2, -1)
-    if mask is not None:
-        if mask_type == 1:
-            mask = mask[:, None, None, :]
-        is_bool = mask.dtype is torch.bool
-        scores = scores.masked_fill(mask, -torch.inf) if is_bool else scores + mask
-    seen = scores.softmax(-1)
-    result = functional.linear(
-        (seen @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias
-    )
-    if not need_weights:
-        return result, None
-    return result, seen.mean(1) if average_attn_weights else seen
-
-
-def transformer_encoder_layer(
-    src: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor, proj_weight: torch.Tensor, proj_bias: torch.Tensor,
-    use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: torch.Tensor,
-    norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor,
-    ffn_weight_1: torch.Tensor, ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor,
-    ffn_bias_2: torch.Tensor, mask: torch.Tensor | None = None, mask_type: int | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """`aten._transformer_encoder_layer_fwd`: `nn.TransformerEncoderLayer` in `eval()`.
-
-    `src` and the result are [batch, length, embed_dim]; for the masks and the first four weights
-    see `native_multi_head_attention`.
-    """
-
-    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (embed_dim,), weight, bias, eps)
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return native_multi_head_attention(
-            x, x, x, embed_dim, num_heads, *weights, mask, need_weights=False,
-            mask_type=mask_type,
-        )[0]  # fmt: skip
-
-    def feed_forward(x: torch.Tensor) -> torch.Tensor:
-        hidden = functional.linear(x, ffn_weight_1, ffn_bias_1)
-        hidden = functional.gelu(hidden) if use_gelu else functional.relu(hidden)
-        return functional.linear(hidden, ffn_weight_2, ffn_bias_2)
-
-    if norm_first:
-        x = src + attend(norm(src, norm_weight_1, norm_bias_1))
-        return x + feed_forward(norm(x, norm_weight_2, norm_bias_2))
-    x = norm(src + attend(src), norm_weight_1, norm_bias_1)
-    return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
 
 
 def kaiser_window(
@@ -242,8 +171,6 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "matmul.out": into_out("matmul.out", torch.matmul),
     "kron.out": into_out("kron.out", torch.kron),
     "native_batch_norm.out": into_out("native_batch_norm.out", torch.native_batch_norm),
-    "_native_multi_head_attention": native_multi_head_attention,
-    "_transformer_encoder_layer_fwd": transformer_encoder_layer,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,
 }
 

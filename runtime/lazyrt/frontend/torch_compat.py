@@ -28,7 +28,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.multiprocessing import reductions
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 if TYPE_CHECKING:
     import traceback
@@ -489,9 +489,11 @@ def register_device(module: Any) -> None:
         def has_primary_context(self, _index: int) -> bool:
             return True
 
-    _setup_privateuseone_for_python_backend(
+    backend_registration._setup_privateuseone_for_python_backend(
         DEVICE_TYPE, backend_module=module, hook=Hooks()
     )
+    # Under the device's name torch's modules would call the CPU's and CUDA's kernels of attention.
+    setattr(backend_registration, "_privateuse1_backend_name", "privateuseone")  # noqa: B010
 
 
 def operator_schemas() -> dict[str, torch.FunctionSchema]:
@@ -763,14 +765,6 @@ def patch_from_dlpack(
         setattr(module, "from_dlpack", imported)  # noqa: B010 - mypy takes it for a new signature
 
 
-def fills_new_memory() -> bool:
-    """Return whether a program wants new memory filled: `torch.use_deterministic_algorithms`."""
-    return (
-        torch.are_deterministic_algorithms_enabled()
-        and torch._C._get_deterministic_fill_uninitialized_memory()
-    )
-
-
 def patch_accelerator(
     *,
     synchronize: Callable[[], None],
@@ -886,7 +880,7 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         kind = torch.nn.UninitializedParameter
         unshaped = [p for p in self.parameters() if isinstance(p, kind)]
         try:
-            with _swapping:
+            with _swapping():
                 result = original(self, *args, **kwargs)
         except RuntimeError as error:
             if "swap" not in str(error):
@@ -912,33 +906,20 @@ def _hook_again(tensor: Any) -> None:
             setattr(tensor, name, hooks)
 
 
-class _Swapping:
-    """While somebody is in it, conversions swap what lies below parameters.
-
-    torch's switch is one for all threads: the first that comes sets it, and the last that goes
-    sets it back.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._inside = 0
-        self._before = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = torch.__future__.get_swap_module_params_on_conversion()
-                torch.__future__.set_swap_module_params_on_conversion(True)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                torch.__future__.set_swap_module_params_on_conversion(self._before)
+@contextlib.contextmanager
+def _swapping() -> Iterator[None]:
+    """Let a conversion swap what lies below parameters: torch's switch is one for all threads."""
+    future = torch.__future__
+    with _swap_lock:
+        before = future.get_swap_module_params_on_conversion()
+        future.set_swap_module_params_on_conversion(True)
+        try:
+            yield
+        finally:
+            future.set_swap_module_params_on_conversion(before)
 
 
-_swapping = _Swapping()
+_swap_lock = threading.RLock()
 
 
 # Methods that are named after where they move a module.
