@@ -33,7 +33,6 @@ from lazyrt.frontend import (
     special,
     storages,
     value_checks,
-    views,
 )
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.composites import ASSERTIONS, COMPOSITES, DIFFERENTIATED, checked
@@ -427,11 +426,6 @@ class _Kinds:
 
 
 def _kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
-    kernel = _plain_kernel_for(name, schema, kinds)
-    return views.filling(kernel) if name in views.UNWRITTEN_MAKERS else kernel
-
-
-def _plain_kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
     if name in special.SPECIAL:
         return special.SPECIAL[name]
     if name in linear.FACTORISATIONS:

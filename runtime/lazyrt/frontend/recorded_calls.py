@@ -28,7 +28,6 @@ from lazyrt.frontend.guard import note_kernel, over_limit
 from lazyrt.frontend.record import functional, note_recorded, operation
 from lazyrt.frontend.torch_compat import (
     aten,
-    fills_new_memory,
     increment_version,
     is_followed,
 )
@@ -173,7 +172,7 @@ class RecordedCall:
         """
         if self._captured:
             args = (*args, *self._captured)
-        how = (self._token, torch.is_inference_mode_enabled(), fills_new_memory())
+        how = (self._token, torch.is_inference_mode_enabled())
         try:
             states = [arg.untyped_storage()._lazyrt for arg in args]
             values = [

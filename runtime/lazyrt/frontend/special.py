@@ -278,11 +278,6 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(reads.read((self == other).all(), "torch.equal()").item())
 
 
-def lift_fresh(self: torch.Tensor) -> torch.Tensor:
-    """`aten.lift_fresh`: the identity."""
-    return self
-
-
 def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
     """`aten.unfold`, as a strided view where the tensor's own layout allows it."""
     rank = self.dim()
@@ -306,26 +301,6 @@ def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Te
     )
 
 
-def split(self: torch.Tensor, size: int, dim: int = 0) -> list[torch.Tensor]:
-    """`aten.split.Tensor`: slices, each a view."""
-    total = self.shape[dim]
-    if size < 0:
-        raise RuntimeError(
-            f"split expects split_size be non-negative, but got split_size={size}"
-        )
-    if size == 0:
-        if total:
-            raise RuntimeError(
-                "split_size can only be 0 if dimension size is 0, but got dimension size of "
-                f"{total}"
-            )
-        return [_slice(self, dim, 0, 0)]
-    return [
-        _slice(self, dim, at, min(at + size, total))
-        for at in range(0, max(total, 1), size)
-    ]
-
-
 def split_with_sizes(
     self: torch.Tensor, sizes: Sequence[int], dim: int = 0
 ) -> list[torch.Tensor]:
@@ -340,15 +315,6 @@ def split_with_sizes(
         parts.append(_slice(self, dim, at, at + size))
         at += size
     return parts
-
-
-def unbind(self: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
-    """`aten.unbind.int`: one select for each index, each a view."""
-    count = self.shape[dim]
-    with lock:
-        return [
-            make_view(self, aten.select.int, (dim, index)) for index in range(count)
-        ]
 
 
 def _slice(self: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
@@ -442,7 +408,6 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "_local_scalar_dense": item,
     "is_nonzero": is_nonzero,
     "equal": equal,
-    "lift_fresh": lift_fresh,
     "is_set_to": storages.is_set_to,
     "linear": linear.linear_kernel,
     "linear_backward": linear.linear_backward,
@@ -451,9 +416,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "as_strided_copy": as_strided_copy,
     "as_strided_scatter": as_strided_scatter,
     "unfold": unfold,
-    "split.Tensor": split,
     "split_with_sizes": split_with_sizes,
-    "unbind.int": unbind,
     "resize_": resize_,
     "set_.source_Tensor": set_tensor_,
     "set_.source_Storage": storages.set_whole_storage_,

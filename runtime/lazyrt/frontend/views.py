@@ -12,47 +12,12 @@ from lazyrt.frontend import buffers, record
 from lazyrt.frontend.buffers import State, View, current_value, operand, state_of, wrap
 from lazyrt.frontend.infer import infer
 from lazyrt.frontend.record import functional, operation
-from lazyrt.frontend.scalars import scalar_key
-from lazyrt.frontend.torch_compat import aten, fills_new_memory, plain_dispatch
+from lazyrt.frontend.torch_compat import aten, plain_dispatch
 from lazyrt.ir.live import Buffer, lock, pending
 from lazyrt.ir.node import Value, contiguous_strides
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-
-# --------------------------------------------------------------------- unwritten memory
-# It is zero: reading memory that was never written would not be reproducible. Where a program asks
-# for deterministic algorithms, it is what torch writes there on other devices, so that such a read
-# shows: NaN, or the largest whole number.
-
-
-# Ops that give memory which nobody has written.
-UNWRITTEN_MAKERS = frozenset(
-    ("empty.memory_format", "empty_strided", "empty_like", "empty_permuted", "new_empty",
-     "new_empty_strided")
-)  # fmt: skip
-
-
-def unwritten_content(dtype: torch.dtype) -> Any:
-    """Return the number in each element of new memory, as a component of a key."""
-    return scalar_key(_mark(dtype)) if fills_new_memory() else 0
-
-
-def filling(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return the kernel of a maker that fills what it makes where the program asks for that."""
-
-    def filled(*args: Any, **keywords: Any) -> torch.Tensor:
-        made = kernel(*args, **keywords)
-        return made.fill_(_mark(made.dtype)) if fills_new_memory() else made
-
-    return filled
-
-
-def _mark(dtype: torch.dtype) -> float:
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return True if dtype is torch.bool else torch.iinfo(dtype).max
+    from collections.abc import Sequence
 
 
 def wrap_view(view: View, value: Value, viewed: torch.Tensor) -> torch.Tensor:
@@ -236,7 +201,7 @@ def resize(
     """Give a lazy tensor another shape: a part of its storage, where that is large enough.
 
     Else the tensor gets new storage with the elements of the old one from its own first on, then
-    unwritten ones; views of the old storage stay behind, unlike on the CPU.
+    zeros; views of the old storage stay behind, unlike on the CPU.
     """
     state = state_of(tensor)
     held, dtype, _ = state.base.type
@@ -254,7 +219,7 @@ def resize(
     if wanted < count:
         flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
     elif wanted > count:
-        kind = ((wanted - count,), unwritten_content(old.dtype), old.dtype)
+        kind = ((wanted - count,), 0, old.dtype)
         rest = functional(operation(aten.full.default), kind)
         flat = functional(operation(aten.cat.default), ((flat, rest),))
     value = functional(operation(aten.reshape.default), (flat, shape))
