@@ -167,6 +167,23 @@ def test_two_reads_are_two_transfers_and_nothing_else():
     }
 
 
+def test_reading_one_version_again_moves_no_bytes():
+    """Repeated reads are served from one host copy, which nobody can spoil."""
+    x = torch.ones(3).to(DEVICE)
+    with lazyrt.eager_mode():
+        y = x * 2
+        before = lazyrt.counters()
+
+        y.cpu().zero_()
+        again = y.cpu()
+        y.add_(1)
+        changed = y.cpu()
+
+    assert (lazyrt.counters() - before)["transfers_to_host"] == 2
+    assert again.tolist() == [2, 2, 2]
+    assert changed.tolist() == [3, 3, 3]
+
+
 @pytest.mark.parametrize("extra", [1, 4])
 def test_mark_steps_change_nothing(extra):
     """More barriers count as barriers, and nothing else changes."""

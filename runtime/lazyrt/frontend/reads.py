@@ -500,11 +500,44 @@ def _fetch(
     is_look: bool,
 ) -> torch.Tensor:
     memory.wait_for(data)
-    host = transfer.to_host(data, tensor.dtype, site, is_look=is_look)
+    host = _host_copy(data, tensor.dtype, site, is_look=is_look)
     strides = tensor.stride()
     if host.stride() != strides and _is_dense(tensor):
         host = torch.empty_strided(host.shape, strides, dtype=host.dtype).copy_(host)
     return host
+
+
+# Host copies of device data that eager debug mode has read, so that looking at one version of
+# a tensor again moves no bytes. Keyed by identity, which the weak reference confirms.
+_HOST_COPIES_BYTES = 64 * 2**20
+_host_copies: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+
+
+def _host_copy(
+    data: Any, dtype: torch.dtype, site: SourceLocation | None, *, is_look: bool
+) -> torch.Tensor:
+    if not pending.eager:
+        return transfer.to_host(data, dtype, site, is_look=is_look)
+    with lock:
+        known = _host_copies.pop(id(data), None)
+    if known is None or known[0]() is not data:
+        host = transfer.to_host(data, dtype, site, is_look=is_look)
+        known = (weakref.ref(data), host)
+    if known[1].nbytes <= _HOST_COPIES_BYTES:
+        with lock:
+            _host_copies[id(data)] = known  # at the end: the latest read goes last
+            _forget_old_copies()
+    return known[1].clone()
+
+
+def _forget_old_copies() -> None:
+    for key in [key for key, (alive, _) in _host_copies.items() if alive() is None]:
+        del _host_copies[key]
+    total = sum(host.nbytes for _, host in _host_copies.values())
+    for key in list(_host_copies):
+        if total <= _HOST_COPIES_BYTES:
+            return
+        total -= _host_copies.pop(key)[1].nbytes
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
