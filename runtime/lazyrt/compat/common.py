@@ -158,16 +158,13 @@ def take_switches() -> None:
 # -------------------------------------------------------------------------- nested blocks
 # One object is entered again and again: by nested blocks, threads and coroutines at once.
 
-_open: ContextVar[tuple[contextlib.ExitStack, ...]] = ContextVar(
+_open: ContextVar[tuple[tuple[Block, contextlib.ExitStack], ...]] = ContextVar(
     "lazyrt_compat_blocks", default=()
 )
 
 
 class Block:
     """A context manager that leaves what the same thread or coroutine entered last."""
-
-    def __init__(self) -> None:
-        self._entered: list[contextlib.ExitStack] = []
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         """Enter what the block consists of."""
@@ -176,9 +173,7 @@ class Block:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._enter(stack)
-            entered = stack.pop_all()
-        self._entered.append(entered)
-        _open.set((*_open.get(), entered))
+            _open.set((*_open.get(), (self, stack.pop_all())))
         return self
 
     def __exit__(
@@ -187,11 +182,7 @@ class Block:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        mine = _open.get()
-        latest = next(
-            (each for each in reversed(self._entered) if each in mine),
-            self._entered[-1],
-        )
-        self._entered.remove(latest)
-        _open.set(tuple(each for each in mine if each is not latest))
-        latest.__exit__(kind, error, traceback)
+        entered = _open.get()
+        latest = next(each for each in reversed(entered) if each[0] is self)
+        _open.set(tuple(each for each in entered if each is not latest))
+        latest[1].__exit__(kind, error, traceback)

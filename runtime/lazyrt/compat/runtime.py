@@ -34,24 +34,6 @@ __getattr__ = refuse("torch_xla.runtime", REFUSED)
 
 
 @of_replicas
-def world_size() -> int:
-    """Return how many processes the process group has; 1 without one."""
-    return common.world_size()
-
-
-@of_replicas
-def global_ordinal() -> int:
-    """Return the number of this process."""
-    return common.ordinal()
-
-
-@of_replicas
-def local_ordinal() -> int:
-    """Return the number of this process on this machine."""
-    return common.local("LOCAL_RANK", common.ordinal())
-
-
-@of_replicas
 def host_index() -> int:
     """Return the number of this machine, as torchrun counts them."""
     return common.local("GROUP_RANK", 0)
@@ -70,20 +52,18 @@ def local_device_count() -> int:
 
 # Equal by another name.
 device_type = _xm.xla_device_hw
-process_count = global_device_count = world_size
-process_index = global_ordinal
+world_size = process_count = global_device_count = _xm.xrt_world_size
+global_ordinal = process_index = _xm.get_ordinal
+local_ordinal = _xm.get_local_ordinal
 addressable_device_count = local_device_count
-
-
-@of_replicas
-def global_runtime_device_count() -> int:
-    """Return how many devices a mesh can have."""
-    return jax_compat.device_count()
 
 
 def addressable_runtime_device_count() -> int:
     """Return how many devices a mesh can have."""
     return jax_compat.device_count()
+
+
+global_runtime_device_count = of_replicas(addressable_runtime_device_count)
 
 
 def is_spmd() -> bool:

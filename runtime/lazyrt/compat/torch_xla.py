@@ -113,7 +113,6 @@ class Compiled(Block):
         full_graph: bool = False,
         max_graphs: int | None = None,
     ) -> None:
-        super().__init__()
         self._name = name
         self._full_graph = full_graph
         self._max_graphs = max_graphs

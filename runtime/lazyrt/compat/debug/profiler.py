@@ -88,10 +88,6 @@ class StepTrace(Block, Trace):
         kwargs: Facts for the timeline; `step_num` is the step's number.
     """
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
-        Block.__init__(self)
-        Trace.__init__(self, name, **kwargs)
-
     def _enter(self, stack: contextlib.ExitStack) -> None:
         number = self._facts.get("step_num")
         annotation = jax.profiler.StepTraceAnnotation(self.name, **self._facts)
