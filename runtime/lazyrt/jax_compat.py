@@ -120,9 +120,9 @@ def _splice_lowering(context: Any, *args: Any, module: _Module) -> Any:
 _lib: Any = _private_lib
 _merge: Callable[..., str] = _private_mlir.merge_mlir_modules
 _device_list = _lib.xla_client.DeviceList
-_profiler_session = getattr(getattr(_lib, "_profiler", None), "ProfilerSession", None)
+_profiler_session = _lib._profiler.ProfilerSession  # noqa: SLF001
 _to_hlo = _lib._jax.mlir.mlir_module_to_xla_computation  # noqa: SLF001
-_batched_device_put = getattr(_lib.xla_client, "batched_device_put", None)
+_batched_device_put = _lib.xla_client.batched_device_put
 # jax finds LAPACK's functions when it lowers a call of one. An executable from disk was lowered
 # by another process: without them its first call would end this one.
 _initialise_lapack: Callable[[], None] = _private_linalg.initialize_lapack
@@ -485,8 +485,6 @@ def giver(*shape: int, dtype: Any) -> Giver:
 
     To be called within `scope()`, as what it returns; the device may keep an array's memory.
     """
-    if _batched_device_put is None:
-        return lambda array: jax.device_put(array, device())
     target = device()
     place = jax.sharding.SingleDeviceSharding(target)
     kind = jax.core.ShapedArray(shape, dtype)
@@ -727,8 +725,6 @@ def start_device_trace() -> Callable[[], bytes]:
     The trace has an event for each instruction, and none of Python's frames. jax's own
     `stop_trace` also writes files for a browser, which takes a hundred times as long.
     """
-    if _profiler_session is None:
-        raise RuntimeError("this version of jaxlib has no profiler session")
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     options.host_tracer_level = 2

@@ -327,23 +327,6 @@ def test_a_float_written_in_place_is_refused_where_the_cpu_refuses_it(name):
         torch.testing.assert_close(found, want)
 
 
-PERMUTATIONS = [
-    (6, torch.complex64), (6, torch.bool), (6, torch.uint16), (300, torch.uint8),
-    (129, torch.int8), (2050, torch.float16), (2**24 + 2, torch.float32),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("size", "dtype"), PERMUTATIONS)
-def test_a_permutation_that_its_dtype_cannot_count_is_refused(size, dtype):
-    with pytest.raises(RuntimeError) as expected:
-        torch.randperm(size, dtype=dtype)
-
-    with pytest.raises(type(expected.value)) as found:
-        torch.randperm(size, dtype=dtype, device=DEVICE)
-
-    assert str(found.value) == str(expected.value)
-
-
 @pytest.mark.parametrize(
     ("size", "dtype"), [(128, torch.int8), (256, torch.uint8), (2049, torch.float16)]
 )

@@ -115,12 +115,6 @@ def test_a_copied_or_pickled_generator_goes_on_by_itself():
 
     for copied in copies:
         assert torch.equal(DRAWS["rand"](copied).cpu(), expected)
-    shared = g.graphsafe_get_state()
-    after = DRAWS["rand"](shared).cpu()
-    assert not torch.equal(after, expected)
-    other = torch.Generator(device=DEVICE)
-    other.graphsafe_set_state(g)
-    assert torch.equal(other.get_state(), shared.get_state())
 
 
 @pytest.mark.parametrize(

@@ -128,21 +128,6 @@ _of_complex = functools.partial(_has_kernel, also=_COMPLEX)
 _of_images = functools.partial(_has_kernel, also=(torch.uint8, *_COMPLEX))
 
 
-# The longest permutations that the CPU draws, by dtype.
-_LONGEST = {
-    torch.uint8: 2**8, torch.int8: 2**7, torch.int16: 2**15, torch.int32: 2**31,
-    torch.int64: 2**63, torch.bfloat16: 2**63, torch.float16: 2**11 + 1,
-    torch.float32: 2**24 + 1, torch.float64: 2**53 + 1,
-}  # fmt: skip
-
-
-def _randperm(n: int, *_: object, dtype: object = None, **__: object) -> None:
-    """Leave to the CPU what it refuses; the schema's default dtype is a number for int64."""
-    given = dtype if isinstance(dtype, torch.dtype) else torch.int64
-    if n > _LONGEST.get(given, -1):
-        raise NotImplementedError(f"the CPU permutes fewer than {n} numbers of {dtype}")
-
-
 # What the CPU calls the dtypes.
 _NAMES = {
     torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
@@ -192,8 +177,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten._upsample_bicubic2d_aa.default": _of_bytes,
     "aten._adaptive_avg_pool2d.default": _has_kernel,
     "aten._adaptive_avg_pool3d.default": _has_kernel,
-    "aten.randperm.default": _randperm,
-    "aten.randperm.generator": _randperm,
     **{
         str(func): _like_the_cpu(func)
         for func in (

@@ -83,15 +83,6 @@ class LazyGenerator(compat.TorchGenerator):
         copied.restart(self._state.seed, self._state.offset)
         return LazyGenerator(copied)
 
-    def graphsafe_get_state(self) -> LazyGenerator:
-        """Return a generator that shares this one's state."""
-        return LazyGenerator(self._state)
-
-    def graphsafe_set_state(self, state: LazyGenerator) -> LazyGenerator:  # type: ignore[override]
-        """Share the state of another generator from now on."""
-        self._state = state._state
-        return self
-
     def __reduce__(self) -> Any:
         return _restored, (self._state.seed, self._state.offset)
 

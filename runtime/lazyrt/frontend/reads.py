@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,26 +94,6 @@ def to_host(
         dtype = chain.views[-1].type[1]
         return transfer.to_host(on_device, dtype, site, is_look=is_look)
     return transfer.own_copy(_on_host(chain), site, is_look=is_look)
-
-
-def same_views(chain: Chain, base: Buffer) -> View:
-    """Return the state of a tensor that shows the same of another buffer."""
-    state: State = base
-    for link in chain.views:
-        view = View(state, link.op, link.args, Value(None, 0, *link.type))
-        view.offset = link.offset
-        state = view
-    assert isinstance(state, View)
-    return state
-
-
-def is_most_of_its_base(chain: Chain) -> bool:
-    """Return whether keeping a large base for a view costs no more than two copies of the view."""
-    base, view = (
-        math.prod(shape) * dtype.itemsize
-        for shape, dtype, _ in (chain.base.type, chain.views[-1].type)
-    )
-    return base >= _LARGE and 2 * view >= base
 
 
 def _by_the_device(chain: Chain) -> Any:
@@ -460,12 +439,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     site, shape = provenance.user_site(2), tuple(tensor.shape)
     with lock:
         found = _start_peek(tensor, site)
-        if isinstance(found, Chain):
-            if is_most_of_its_base(found):
-                source = found.base if found.base.data is found.data else None
-                own = _keeper(found.data, found.base.type, source, site)
-                return wrap(same_views(found, own), type_of(tensor))
-        elif tuple(found.shape) == shape:
+        if not isinstance(found, Chain) and tuple(found.shape) == shape:
             strides = strides_of(tensor)
             if strides is None or _is_dense(tensor):
                 base = state_of(tensor).base
@@ -735,10 +709,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 # ------------------------------------------------------------------------------- DLPack
 # torch itself would hand out a capsule with a null address, because a lazy tensor's data may not
 # exist yet and lies in XLA's memory when it does. An export is a read, like `.numpy()`.
-#
-# `torch.from_dlpack` of a lazy tensor needs no capsule: it gives a tensor of the device that shares
-# the storage, as it does on other devices. A capsule cannot say which lazy tensor it came from, so a
-# capsule that is imported again is the copy.
+# A capsule cannot say which lazy tensor it came from, so what is imported again is the copy.
 
 
 def install_dlpack() -> None:
@@ -747,12 +718,6 @@ def install_dlpack() -> None:
     compat.patch_tensor_method("__dlpack_device__", lambda _, _tensor: on_cpu)
     compat.patch_tensor_method("__dlpack__", _export)
     compat.patch_to_dlpack(lambda tensor: read(tensor, "to_dlpack()"))
-    compat.patch_from_dlpack(_share)
-
-
-def _share(tensor: torch.Tensor, copy: bool | None) -> torch.Tensor:  # noqa: FBT001
-    _check_history(tensor)
-    return tensor.clone() if copy else tensor.detach()
 
 
 def _check_history(tensor: torch.Tensor) -> None:

@@ -743,28 +743,6 @@ def patch_to_dlpack(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
         setattr(module, "to_dlpack", export)  # noqa: B010 - not an exported name to mypy
 
 
-def patch_from_dlpack(
-    share: Callable[[torch.Tensor, bool | None], torch.Tensor],
-) -> None:
-    """Let `torch.from_dlpack` of a lazy tensor call `share(tensor, copy)`.
-
-    One that is asked for on another device goes by the protocol, and so by a CPU copy.
-    """
-    original = torch.utils.dlpack.from_dlpack
-
-    @functools.wraps(original)
-    def imported(
-        ext_tensor: Any, *, device: Any = None, copy: bool | None = None
-    ) -> torch.Tensor:
-        stays = device is None or torch.device(device).type == DEVICE_TYPE
-        if stays and is_lazy(ext_tensor):
-            return share(ext_tensor, copy)
-        return original(ext_tensor, device=device, copy=copy)
-
-    for module in (torch, torch.utils.dlpack):
-        setattr(module, "from_dlpack", imported)  # noqa: B010 - mypy takes it for a new signature
-
-
 def patch_accelerator(
     *,
     synchronize: Callable[[], None],
