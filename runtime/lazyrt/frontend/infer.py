@@ -197,7 +197,7 @@ def infer(
     """
     called = func or op.func
     if func is not None:
-        _check_inputs(func, args)
+        check_inputs(func, args)
     key = (called, type_key(args), torch.get_default_dtype())
     found = _remembered.get(key, _remembered)
     if found is _remembered:
@@ -243,7 +243,39 @@ def _from_json(answer: Any) -> Any:
     return Result(tuple(shape), getattr(torch, dtype), laid_out, offset)
 
 
-def _check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
+_LEAST_MAXIMUM = min(
+    torch.finfo(dtype).max
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+    and dtype.is_floating_point
+    and dtype is not torch.float4_e2m1fn_x2  # which torch knows no maximum of
+)
+
+
+def has_large_inputs(args: Sequence[Any]) -> bool:
+    """Return whether a float that is an input among the components of a key needs a check.
+
+    There is no tensor dtype that cannot hold a smaller one.
+    """
+    for arg in args:
+        if arg.__class__ is tuple:
+            # A list has tensors or numbers.
+            if arg and (arg[0].__class__ is Value or _is_data(arg[0])):
+                continue
+            if has_large_inputs(arg):
+                return True
+        elif arg.__class__ is Leaf and arg.kind == "float":
+            number = abs(pending.floats[arg.position])
+            if math.isfinite(number) and number > _LEAST_MAXIMUM:
+                return True
+    return False
+
+
+def _is_data(arg: object) -> bool:
+    return arg.__class__ is Leaf and arg.kind == "data"
+
+
+def check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
     """Check the floats that an in-place op takes as inputs, as they are where it is recorded."""
     values = list(iter_values(args))
     inputs = {

@@ -155,11 +155,23 @@ def miss(
     if known is None:
         found = _record_new(op, args, called, walk)
     else:
+        if called is not None:
+            _check_inputs(called, args)
         found = record_again(known, walk)
     cache[args] = found
     if scalars.rehearses():
         scalars.note_rehearsed(cache, args)
     return found
+
+
+def _check_inputs(called: torch._ops.OpOverload, args: Args) -> None:
+    """Refuse the numbers that the CPU refuses; nothing else of a call differs from the first one."""
+    if infer.has_large_inputs(args):
+        with deferred_interrupt():
+            try:
+                infer.check_inputs(called, args)
+            except RuntimeError as error:
+                raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
 
 
 def record_again(known: Any, walk: provenance.Walk | None) -> Any:
