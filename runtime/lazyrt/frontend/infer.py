@@ -169,6 +169,9 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten._thnn_fused_lstm_cell.default": _lstm_cell,
     "aten.multi_margin_loss.default": _multi_margin,
     "aten.multilabel_margin_loss_forward.default": _multilabel_margin,
+    "aten.pow.Tensor_Scalar": lambda x, exponent: torch.empty_like(
+        x, dtype=torch.result_type(x, exponent)
+    ),
     "aten._grouped_mm.default": _grouped_mm,
 }
 
