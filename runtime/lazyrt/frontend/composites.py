@@ -52,17 +52,9 @@ def combinations(
     return self.index_select(0, chosen.reshape(-1).to(self.device)).view(chosen.shape)
 
 
-def kaiser_window(
-    window_length: int, periodic: bool = True, beta: float = 12.0, **kind: Any
-) -> torch.Tensor:
-    """`aten.kaiser_window` in all its forms; torch's calls a kernel that only its devices have."""
-    if window_length <= 1:
-        return torch.ones(window_length, **kind)
-    count = window_length + periodic
-    places = torch.arange(count, **kind) * (2 / (count - 1)) - 1
-    heights: torch.Tensor = torch.special.i0(beta * (1 - places.square()).sqrt())
-    highest = float(torch.special.i0(torch.tensor(beta, dtype=torch.float64)))
-    return heights[:window_length] / highest
+def kaiser_window(*args: Any, device: Any = None, **kind: Any) -> torch.Tensor:
+    """`aten.kaiser_window`: torch's calls a kernel that only its devices have."""
+    return torch.kaiser_window(*args, device="cpu", **kind).to(device)
 
 
 def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:

@@ -137,19 +137,9 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return kernel
 
 
-def inclusive_range(
-    start: float,
-    end: float,
-    step: float = 1,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
+def inclusive_range(*args: Any, device: Any, **kind: Any) -> torch.Tensor:
     """Return what `torch.range` gives, which torch itself makes by its out= form."""
-    count = aten.range.step(start, end, step, device="meta").numel()
-    wide = dtype if dtype.is_floating_point else torch.float64
-    numbers = torch.arange(count, dtype=wide, device=device)
-    return numbers.mul(step).add(start).to(dtype)
+    return aten.range.step(*args, device="cpu", **kind).to(device)
 
 
 def randperm_out(
