@@ -118,9 +118,6 @@ def test_a_build_that_fails_in_the_background_leaves_the_fast_one(monkeypatch):
         return make(*args, fast=fast, **rest)
 
     monkeypatch.setattr(jax_compat, "compile_text", refuse)
-    monkeypatch.setattr(
-        compiler, "compile_interpreted", lambda *_, **__: refuse(fast=False)
-    )
     training = Training()
     with recorded(events.CompileFinished, events.BuildSwapped) as found:
         training.step()

@@ -1,5 +1,6 @@
 """The two ways from a graph to an executable give the same numbers, and those of torch."""
 
+import functools
 import re
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import lazyrt
+from benchmarks.jax_steps import interpret
 from lazyrt import jax_compat
 from lazyrt.execution import compiler
 from lazyrt.execution.compiler import executable_of
@@ -42,7 +44,10 @@ def results(executable, graph):
 def both_paths(*tensors):
     graph = lazyrt.pending_graph(*tensors).canonical
     by_text = results(run_by_text(graph), graph)
-    interpreted = results(compiler.compile_interpreted(graph, {}), graph)
+    main = jax_compat.with_ready_scalar(functools.partial(interpret, graph))
+    types = emit.argument_types(graph)
+    made = jax_compat.compile_function(main, types, {}, fast=True)
+    interpreted = results(made, graph)
     return by_text, interpreted
 
 

@@ -25,7 +25,7 @@ from lazyrt.execution import cache, linked, process, replicas
 from lazyrt.execution.linked import parts_of
 from lazyrt.execution.transfer import HostKernel
 from lazyrt.lowering.collectives import processes_of
-from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
+from lazyrt.lowering.emit import argument_types, emit_text, result_types
 from lazyrt.lowering.partitioning import mesh_of, warn_of_gathers
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
@@ -217,8 +217,8 @@ def compile_graph(
 
     Its arguments are those of `argument_types`, its results the canonical roots and one scalar that
     is ready when the execution is. The reason says why the graph is new, and names are the user's
-    of inputs, by position. With `numbered`, labels in its HLO tell equal nodes apart. XLA may
-    refuse the module by both lowering paths, which is a LoweringError.
+    of inputs, by position. With `numbered`, labels in its HLO tell equal nodes apart. A module that
+    XLA refuses is a LoweringError.
     """
     key = _graph_key(graph, donated, fast=fast, purpose=purpose, numbered=numbered)
     build, facts = _build_of(
@@ -324,10 +324,8 @@ def _build_of(
                 processes=processes,
                 placements=placements,
             )
-        except Exception as error:  # noqa: BLE001 - the second path decides
-            made = _compile_by_interpretation(
-                graph, donated, error, fast=fast, placements=placements
-            )
+        except Exception as error:
+            raise _refused(graph, error) from error
         return replicas.guarded(made, graph) if processes else made
 
     facts = cache.Facts(
@@ -401,29 +399,6 @@ def note_compiled() -> None:
     """Take note that jax's compiler has run: what it sets up on first use is there."""
     global _has_compiled
     _has_compiled = True
-
-
-def compile_interpreted(
-    graph: Canonical,
-    donated: Donated,
-    *,
-    fast: bool = True,
-    placements: Placements | None = None,
-) -> Any:
-    """Compile a graph by re-interpreting its rules under `jax.jit`: the second path."""
-
-    def interpreted(*args: Any) -> Any:
-        return interpret(graph, *args, partitioned=placements is not None)
-
-    main = jax_compat.with_ready_scalar(interpreted)
-    return jax_compat.compile_function(
-        main,
-        argument_types(graph),
-        donated,
-        fast=fast,
-        processes=processes_of(graph.nodes),
-        placements=placements,
-    )
 
 
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
@@ -513,23 +488,13 @@ def compile_uncounted(
     )
 
 
-def _compile_by_interpretation(
-    graph: Canonical,
-    donated: Donated,
-    first: Exception,
-    *,
-    fast: bool,
-    placements: Placements | None = None,
-) -> Any:
-    try:
-        return compile_interpreted(graph, donated, fast=fast, placements=placements)
-    except Exception as second:
-        raise LoweringError(
-            f"XLA refused a graph of {len(graph.nodes)} nodes ({str(first)[:500]}). A lowering "
-            "rule produced something that does not compile. Please report it with the text of "
-            "`lazyrt.pending_graph().to_text()`; `lazyrt.materialise(t)` on its tensors tells "
-            "which op it is, and `lazyrt.discard_pending()` drops everything pending."
-        ) from second
+def _refused(graph: Canonical, error: Exception) -> LoweringError:
+    return LoweringError(
+        f"XLA refused a graph of {len(graph.nodes)} nodes ({str(error)[:500]}). A lowering rule "
+        "produced something that does not compile. Please report it with the text of "
+        "`lazyrt.pending_graph().to_text()`; `lazyrt.materialise(t)` on its tensors tells which op "
+        "it is, and `lazyrt.discard_pending()` drops everything pending."
+    )
 
 
 def _begin(

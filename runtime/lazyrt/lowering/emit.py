@@ -6,8 +6,7 @@ once, and a number's position inside would make each kernel another one.
 
 Each call carries its node's scopes, module path, op and line as a location, which XLA keeps through
 optimisation, so that an instruction of the executable leads back to the user's line. Writing
-text is an order of magnitude faster than re-interpreting the graph under `jax.jit`, which
-`interpret` does as the second, independent path.
+text is an order of magnitude faster than re-interpreting the graph under `jax.jit`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lazyrt import jax_compat
 from lazyrt.errors import LoweringError
 from lazyrt.ir.node import Leaf, Node, Op, Value, map_values
 from lazyrt.lowering.arrays import Aval
-from lazyrt.lowering.partitioning import attribute, constrained, constraint, stated
+from lazyrt.lowering.partitioning import attribute, constraint, stated
 from lazyrt.lowering.registry import times_given
 from lazyrt.lowering.spec import SpecFailure, jax_type, lower, spec_of
 
@@ -220,26 +219,6 @@ def _place(callers: dict[str, Node]) -> tuple[str, str, int]:
     site = next(iter(callers.values())).provenance.site
     label = ";".join(labels)
     return (label, "", 0) if site is None else (label, site.file, site.line)
-
-
-def interpret(graph: Canonical, *args: Any, partitioned: bool = False) -> list[Any]:
-    """Compute the graph's roots on jax arrays by applying each node's rule in turn.
-
-    Traced by `jax.jit` this is the second lowering path; `args` are as in `argument_types`.
-    """
-    values: dict[Value, Any] = dict(zip(graph.data, args, strict=False))
-    rest = iter(args[len(graph.data) :])
-    for leaves in (graph.floats, graph.ints, graph.rng):
-        if leaves:
-            vector = next(rest)
-            values.update((leaf, vector[k]) for k, leaf in enumerate(leaves))
-    for node in graph.nodes:
-        found = node.spec.apply(*(values[operand] for operand in node.operands))
-        results = iter(constrained(node, found) if partitioned else found)
-        for output in node.outputs:
-            if output is not None:
-                values[output] = next(results)
-    return [values[root] for root in graph.roots]
 
 
 def _declare_arguments(

@@ -18,7 +18,6 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import torch
 
 from lazygraph.normalize import with_all_places
@@ -128,15 +127,6 @@ def _mesh(mesh: Axes) -> str:
 def _dims(sharding: Sharding) -> str:
     dims = (", ".join(f'"{name}"' for name in names) for names in sharding.split)
     return "[" + ", ".join(f"{{{each}}}" for each in dims) + "]"
-
-
-def constrained(node: Node, results: list[Any]) -> list[Any]:
-    """Return a node's results, traced by jax, with the sharding that it states."""
-    sharding = stated(node)
-    if sharding is None:
-        return results
-    where = placement(sharding.mesh, sharding)
-    return [jax.lax.with_sharding_constraint(each, where) for each in results]
 
 
 def placements_of(
