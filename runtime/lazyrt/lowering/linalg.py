@@ -338,30 +338,23 @@ def lu_solve(
     left: bool = True,
     adjoint: bool = False,
 ) -> Array:
-    size = packed.shape[-1]
-    permutation = _pivots_to_permutation(pivots, size)
-    return _lu_solve(packed, permutation, b, left=left, adjoint_a=adjoint)
+    return _lu_solve(packed, pivots, b, left=left, adjoint_a=adjoint)
 
 
 def _lu_solve(
-    packed: Array, permutation: Array, b: Array, *, left: bool, adjoint_a: bool
+    packed: Array, pivots: Array, b: Array, *, left: bool, adjoint_a: bool
 ) -> Array:
     if not left:  # X A = B is A^H X^H = B^H
-        return adjoint(
-            _lu_solve(
-                packed, permutation, adjoint(b), left=True, adjoint_a=not adjoint_a
-            )
+        solution = _lu_solve(
+            packed, pivots, adjoint(b), left=True, adjoint_a=not adjoint_a
         )
-    matrix = _permutation_matrix(permutation, b.dtype)
-    if adjoint_a:
-        half = _triangular(packed, b, lower=False, adjoint_a=True)
-        half = _triangular(packed, half, lower=True, adjoint_a=True, unit=True)
-        return jnp.matmul(matrix, half, precision=lax.Precision.HIGHEST)
-    turned = jnp.matmul(
-        jnp.swapaxes(matrix, -1, -2), b, precision=lax.Precision.HIGHEST
-    )
-    half = _triangular(packed, turned, lower=True, unit=True)
-    return _triangular(packed, half, lower=False)
+        return adjoint(solution)
+    batch = np.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
+    b = expand(b, (*batch, *b.shape[-2:]))
+    if 0 in b.shape:
+        return b
+    factors = expand(packed, (*batch, *packed.shape[-2:])), pivots - 1
+    return jax.scipy.linalg.lu_solve(factors, b, trans=2 if adjoint_a else 0)
 
 
 @lowers("aten._linalg_solve_ex.default")
@@ -370,16 +363,16 @@ def solve_ex(
 ) -> tuple[Array, Array, Array, Array]:
     is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     matrix = lax.expand_dims(b, (b.ndim,)) if is_vector else b
-    packed, pivots, permutation = _lu(a)
-    solution = _lu_solve(packed, permutation, matrix, left=left, adjoint_a=False)
+    packed, pivots, _permutation = _lu(a)
+    solution = _lu_solve(packed, pivots, matrix, left=left, adjoint_a=False)
     solution = lax.reshape(solution, ctx.out.shape)
     return solution, packed, pivots, _lu_info(packed)
 
 
 @lowers("aten.linalg_inv_ex.default")
 def inv_ex(ctx: OpContext, a: Array, *_: Any) -> tuple[Array, Array]:
-    packed, _pivots, permutation = _lu(a)
-    inverse = _lu_solve(packed, permutation, _eye_like(a), left=True, adjoint_a=False)
+    packed, pivots, _permutation = _lu(a)
+    inverse = _lu_solve(packed, pivots, _eye_like(a), left=True, adjoint_a=False)
     return inverse, _lu_info(packed)
 
 

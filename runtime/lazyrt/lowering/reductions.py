@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -376,43 +377,14 @@ def mode(ctx: OpContext, x: Array, dim: int = -1, *_: Any) -> tuple[Array, Array
 # ----------------------------------------------------------------------- bins and runs
 
 
-def _bins_of(points: Array, edges: Sequence[Array]) -> tuple[Array, Array]:
-    """Return the flat bin of each row of `points`, and which rows lie in a bin at all.
-
-    A bin holds its left edge; the last one of a dimension holds its right edge, too.
-    """
-    flat = jnp.zeros(points.shape[0], np.int64)
-    inside = jnp.ones(points.shape[0], bool)
-    for k, edge in enumerate(edges):
-        values, last = points[:, k], edge.shape[0] - 1
-        inside &= (values >= edge[0]) & (values <= edge[-1])
-        bins = jnp.searchsorted(edge, values, side="right").astype(np.int64) - 1
-        flat = flat * last + jnp.clip(bins, 0, last - 1)
-    return flat, inside
-
-
 def _histogram(
     points: Array, edges: Sequence[Array], weight: Array | None, *, density: bool
 ) -> Array:
     """Return the [bins, ...] sums of weights, or their density, of points [count, dims]."""
-    sizes = [edge.shape[0] - 1 for edge in edges]
-    flat, inside = _bins_of(points, edges)
-    weights = (
-        jnp.ones(points.shape[0], points.dtype)
-        if weight is None
-        else jnp.reshape(weight, (-1,)).astype(points.dtype)
-    )
-    counts = jnp.zeros(math.prod(sizes), points.dtype)
-    counts = counts.at[flat].add(jnp.where(inside, weights, 0)).reshape(sizes)
-    if not density:
-        return counts
-    counts = counts / jnp.sum(counts)
-    for k, edge in enumerate(edges):
-        widths = jnp.diff(edge)
-        counts = counts / jnp.expand_dims(
-            widths, [d for d in range(len(sizes)) if d != k]
-        )
-    return counts
+    first, last = (jnp.stack([edge[k] for edge in edges]) for k in (0, -1))
+    inside = jnp.all((points >= first) & (points <= last), axis=1)  # edges may be unsorted
+    counted = jnp.where(inside, 1 if weight is None else jnp.reshape(weight, (-1,)), 0)
+    return jnp.histogramdd(points, [*edges], weights=counted, density=density)[0]
 
 
 def _even_edges(values: Array, count: int, limits: Sequence[float] | None) -> Array:
@@ -632,9 +604,22 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Any = None,
 ) -> Array:
-    flat = _batched(data, axis)
-    starts, ends = _runs(lengths, offsets)
-    belongs = _membership(flat, starts, ends)
+    return _of_runs(data, reduce, lengths, offsets, axis, initial, ctx.out.shape)
+
+
+def _of_runs(
+    data: Array,
+    reduce: str,
+    lengths: Array | None,
+    offsets: Array | None,
+    axis: int,
+    initial: Any,
+    shape: Sequence[int],
+) -> Array:
+    batch, rest = data.shape[:axis], data.shape[axis + 1 :]
+    sizes = math.prod(batch), data.shape[axis], math.prod(rest)
+    flat = jnp.reshape(data, sizes)
+    belongs = _membership(flat, *_runs(lengths, offsets))
     start = _NEUTRAL[reduce] if initial is None else initial
     spread = jnp.where(belongs, flat[:, None], _NEUTRAL[reduce])
     found = _REDUCE[reduce](spread, axis=2, initial=start)
@@ -642,13 +627,7 @@ def segment_reduce(
         count = jnp.sum(belongs, axis=2)
         empty = jnp.nan if initial is None else start
         found = jnp.where(count == 0, empty, found / jnp.maximum(count, 1))
-    return jnp.reshape(found, ctx.out.shape)
-
-
-def _batched(data: Array, axis: int) -> Array:
-    """Return data as [batch, size, rest]."""
-    batch, rest = data.shape[:axis], data.shape[axis + 1 :]
-    return jnp.reshape(data, (math.prod(batch), data.shape[axis], math.prod(rest)))
+    return jnp.reshape(found, shape)
 
 
 @lowers("aten._segment_reduce_backward.default")
@@ -663,30 +642,6 @@ def segment_reduce_backward(
     axis: int = 0,
     initial: Any = None,
 ) -> Array:
-    flat = _batched(data, axis)
-    grad, output = (_batched(v, axis)[:, :, None] for v in (grad, output))
-    starts, ends = _runs(lengths, offsets)
-    belongs = _membership(flat, starts, ends)
-    values = flat[:, None]
-    if reduce == "sum":
-        slope = jnp.ones_like(values)
-    elif reduce == "mean":
-        slope = 1 / jnp.maximum(ends - starts, 1)[..., None, None].astype(flat.dtype)
-    elif reduce == "prod":
-        slope = _product_slope(values, belongs, 1.0 if initial is None else initial)
-    else:
-        hit = belongs & ((values == output) | (jnp.isnan(values) & jnp.isnan(output)))
-        slope = hit / jnp.maximum(jnp.sum(hit, axis=2, keepdims=True), 1)
-    gradient = jnp.sum(jnp.where(belongs, grad * slope, 0), axis=1)
-    return jnp.reshape(gradient, data.shape)
-
-
-def _product_slope(values: Array, belongs: Array, initial: Any) -> Array:
-    """Return the product of the other elements of each run, zeros among them or not."""
-    is_zero = belongs & (values == 0)
-    zeros = jnp.sum(is_zero, axis=2, keepdims=True)
-    others = jnp.where(belongs & ~is_zero, values, 1)
-    product = jnp.prod(others, axis=2, keepdims=True) * initial
-    without_zero = jnp.where(is_zero, 0, product / jnp.where(is_zero, 1, values))
-    only_zero = jnp.where(is_zero, product, 0)
-    return jnp.where(zeros == 0, without_zero, jnp.where(zeros == 1, only_zero, 0))
+    options = (reduce, lengths, offsets, axis, initial, grad.shape)
+    gradient: Array = jax.vjp(lambda x: _of_runs(x, *options), data)[1](grad)[0]
+    return gradient
