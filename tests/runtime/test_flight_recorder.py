@@ -1,7 +1,6 @@
 """A process writes down its barriers, and is what it would be without."""
 
 import errno
-import functools
 import gc
 import gzip
 import json
@@ -324,21 +323,6 @@ def test_an_exit_is_a_failure_only_with_a_status(tmp_path, code, failed):
     assert (rows(recording)[-1]["failure"] is not None) == failed
 
 
-def test_a_hook_that_somebody_put_in_front_is_asked_once(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(sys, "excepthook", lambda *error: asked.append(error))
-    first = lazyrt.record_steps(tmp_path, 0)
-    ours = sys.excepthook
-    monkeypatch.setattr(sys, "excepthook", functools.partial(ours))
-    first.close()
-
-    with lazyrt.record_steps(tmp_path, 1) as second:
-        sys.excepthook(ValueError, ValueError(), None)
-
-    assert len(asked) == 1
-    assert rows(second)[-1]["failure"] == ["ValueError", None]
-
-
 def test_a_place_that_was_interrupted_is_written_again(tmp_path, monkeypatch):
     with lazyrt.record_steps(tmp_path, 0) as recording:
         write = recording._write
@@ -362,7 +346,6 @@ def test_a_place_that_was_interrupted_is_written_again(tmp_path, monkeypatch):
 
 
 def test_closing_puts_things_back(tmp_path):
-    before = sys.excepthook
     recording = lazyrt.record_steps(tmp_path, 0)
     recording.close()
     size = recording.path.stat().st_size
@@ -370,7 +353,6 @@ def test_closing_puts_things_back(tmp_path):
     train(1)
 
     assert recording.path.stat().st_size == size
-    assert sys.excepthook is before
 
 
 def test_a_quiet_process_says_on_which_line_it_is(tmp_path, monkeypatch):

@@ -37,7 +37,6 @@ from lazyrt.observe import events
 from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from lazyrt.observe.events import (
@@ -210,7 +209,6 @@ class Recording(Closing):
         if why == "exit" and not (self._number or self._failure or self._is_named):
             self.path.unlink(missing_ok=True)  # no replica: a program that ran no step
         _open.discard(self)
-        _restore()
 
     def await_end(self) -> None:
         """Wait for the thread that beats: the interpreter must not end under it."""
@@ -329,7 +327,6 @@ class Recording(Closing):
                 return
             self.leave()
         _open.discard(self)
-        _restore()
         _log.warning(
             "the record %s cannot be continued (%s); the program goes on without it. Give a "
             "folder with room.", self.path, error.strerror,
@@ -378,7 +375,6 @@ def record_steps(folder: str | Path, replica: str | int | None = None) -> Record
         )
     recording = Recording(_folder(folder), _replica(replica), _world())
     _open.add(recording)
-    _hear_of_failures()
     return recording
 
 
@@ -498,41 +494,13 @@ def _alone(site: SourceLocation | None) -> tuple[SourceLocation, ...]:
 
 
 def _end_all() -> None:
+    """Write the last lines, with what ended the program; a shell goes on after an error."""
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for recording in tuple(_open):
+        if error is not None:
+            recording.note_failure(error, error.__traceback__)
         recording.end("exit")
         recording.await_end()
-
-
-_undo: Callable[[], None] | None = None
-
-
-def _hear_of_failures() -> None:
-    """Let what ends the program be known to its record, and shown as before."""
-    global _undo
-    shows = sys.excepthook
-
-    # A function of its own each time: what was put in front of an earlier one goes on to that one.
-    def note_and_show(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        for recording in tuple(_open):
-            recording.note_failure(error, traceback)
-        shows(kind, error, traceback)
-
-    def undo() -> None:
-        if sys.excepthook is note_and_show:  # nobody has put himself in front meanwhile
-            sys.excepthook = shows
-
-    sys.excepthook = note_and_show
-    _undo = undo
-
-
-def _restore() -> None:
-    """Show failures as before."""
-    global _undo
-    if not _open and _undo is not None:
-        _undo()
-        _undo = None
 
 
 def _forget_after_fork() -> None:
