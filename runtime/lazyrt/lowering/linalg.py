@@ -354,7 +354,8 @@ def _lu_solve(
     if 0 in b.shape:
         return b
     factors = expand(packed, (*batch, *packed.shape[-2:])), pivots - 1
-    return jax.scipy.linalg.lu_solve(factors, b, trans=2 if adjoint_a else 0)
+    found: Array = jax.scipy.linalg.lu_solve(factors, b, trans=2 if adjoint_a else 0)
+    return found
 
 
 @lowers("aten._linalg_solve_ex.default")

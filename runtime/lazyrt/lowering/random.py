@@ -87,16 +87,6 @@ def normal(ctx: OpContext, shape: Sequence[int], dtype: torch.dtype) -> Array:
     return lax.mul(lax.erf_inv(numbers), scalar_like(numbers, math.sqrt(2)))
 
 
-def _integers(ctx: OpContext, low: Any, high: Any) -> Array:
-    """Return integers in [low, high)."""
-    words = bits(ctx, ctx.out.shape, 64)
-    span = np.uint64((int(high) - int(low)) & 0xFFFFFFFFFFFFFFFF)
-    if span:
-        words = lax.rem(words, lax.full_like(words, span))
-    numbers = lax.bitcast_convert_type(words, np.int64)
-    return lax.add(numbers, lax.full_like(numbers, int(low)))
-
-
 @lowers("aten.rand.default", "aten.rand_like.default", "aten.rand.generator",
         "aten.rand_like.generator")  # fmt: skip
 def rand(ctx: OpContext, *_: Any) -> Array:
@@ -141,29 +131,21 @@ def normal_of(ctx: OpContext, mean: Any, std: Any = 1.0, *_: Any) -> Array:
     return lax.add(lax.mul(numbers, width), centre)
 
 
-@lowers("aten.randint.default", "aten.randint.generator")
-def randint(ctx: OpContext, high: int, *_: Any) -> Array:
-    return _integers(ctx, 0, high)
-
-
-@lowers("aten.randint_like.default", "aten.random.to")
-def randint_like(ctx: OpContext, x: Array, high: int, *_: Any) -> Array:
-    return _integers(ctx, 0, high)
-
-
-@lowers("aten.randint.low", "aten.randint.low_generator")
-def randint_low(ctx: OpContext, low: int, high: int, *_: Any) -> Array:
-    return _integers(ctx, low, high)
-
-
-@lowers("aten.random.from", "aten.randint_like.low_dtype")
-def random_from(ctx: OpContext, x: Array, low: int, high: int | None, *_: Any) -> Array:
-    return _integers(ctx, low, _top(ctx) + 1 if high is None else high)
-
-
-@lowers("aten.random.default")
-def random_default(ctx: OpContext, x: Array, *_: Any) -> Array:
-    return _integers(ctx, 0, _top(ctx) + 1)
+@lowers("aten.randint.default", "aten.randint.generator", "aten.randint.low",
+        "aten.randint.low_generator", "aten.randint_like.default", "aten.randint_like.low_dtype",
+        "aten.random.default", "aten.random.from", "aten.random.to")  # fmt: skip
+def integers(ctx: OpContext, *args: Any) -> Array:
+    """Return integers from the one bound on, below the other."""
+    given = ctx.named(args)
+    low = int(given.get("low", given.get("from", 0)))
+    high = given.get("high", given.get("to"))
+    high = _top(ctx) + 1 if high is None else int(high)
+    words = bits(ctx, ctx.out.shape, 64)
+    span = np.uint64((high - low) & 0xFFFFFFFFFFFFFFFF)
+    if span:
+        words = lax.rem(words, lax.full_like(words, span))
+    numbers = lax.bitcast_convert_type(words, np.int64)
+    return lax.add(numbers, lax.full_like(numbers, low))
 
 
 def _top(ctx: OpContext) -> int:

@@ -29,9 +29,10 @@ from lazyrt.lowering.arrays import (
     scalar_like,
     to_jax_dtype,
     to_torch_dtype,
-    zeros_like,
 )
-from lazyrt.lowering.registry import OpContext, lowers
+from lazyrt.lowering.registry import OpContext, lowers, overloads
+
+_Reduce = Callable[[Array, Sequence[int]], Array]
 
 
 def reduce_sum(x: Array, dims: Sequence[int]) -> Array:
@@ -44,17 +45,6 @@ def _finish(ctx: OpContext, x: Array) -> Array:
     return lax.reshape(x, ctx.out.shape)
 
 
-@lowers("aten.sum.default")
-def sum_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:
-    return sum_dims(ctx, x, None)
-
-
-@lowers("aten.sum.dim_IntList")
-def sum_dims(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
-    (x,) = ctx.cast(x)
-    return _finish(ctx, reduce_sum(x, axes(dim, x.ndim)))
-
-
 def mean_of(x: Array, dims: Sequence[int]) -> Array:
     """Return the mean over dimensions, in the array's own dtype."""
     count = math.prod(x.shape[d] for d in dims)
@@ -62,29 +52,27 @@ def mean_of(x: Array, dims: Sequence[int]) -> Array:
     return lax.div(total, scalar_like(total, count))
 
 
-@lowers("aten.mean.default")
-def mean_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:
-    return mean(ctx, x, None)
+def _product(x: Array, dims: Sequence[int]) -> Array:
+    return lax.reduce_and(x, dims) if x.dtype == bool else lax.reduce_prod(x, dims)
 
 
-@lowers("aten.mean.dim")
-def mean(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
-    (x,) = ctx.cast(x)
-    return _finish(ctx, mean_of(x, axes(dim, x.ndim)))
+_REDUCTIONS: dict[str, _Reduce] = {
+    "sum": reduce_sum, "mean": mean_of, "prod": _product,
+    "any": lambda x, dims: lax.reduce_or(cast(x, torch.bool), dims),
+    "all": lambda x, dims: lax.reduce_and(cast(x, torch.bool), dims),
+}  # fmt: skip
 
 
-@lowers("aten.prod.default")
-def prod_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:
-    return prod(ctx, x, None)
+def _reduction(name: str, reduce: _Reduce) -> None:
+    @lowers(*overloads(name, "default", "dim", "dims", "dim_IntList", "dim_int"))
+    def rule(ctx: OpContext, x: Array, *args: Any) -> Array:
+        dims = axes(ctx.named([x, *args]).get("dim"), x.ndim)
+        x = cast(x, ctx.compute) if name in {"sum", "mean", "prod"} else x
+        return _finish(ctx, reduce(x, dims))
 
 
-@lowers("aten.prod.dim_int")
-def prod(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
-    (x,) = ctx.cast(x)
-    dims = axes(dim, x.ndim)
-    if x.dtype == bool:
-        return _finish(ctx, lax.reduce_and(x, dims))
-    return _finish(ctx, lax.reduce_prod(x, dims) if dims else x)
+for _name, _function in _REDUCTIONS.items():
+    _reduction(_name, _function)
 
 
 @lowers("aten.hash_tensor.default")
@@ -96,7 +84,6 @@ def hash_tensor(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
     return _finish(ctx, lax.reduce(words, zero, lax.bitwise_xor, axes(dim, x.ndim)))
 
 
-_Reduce = Callable[[Array, Sequence[int]], Array]
 _Pick = Callable[[Array, int, Any], Array]
 
 
@@ -131,20 +118,6 @@ def _flat_or_along(x: Array, dim: int | None) -> tuple[Array, int]:
     if dim is None or x.ndim == 0:
         return lax.reshape(x, (x.size,)), 0
     return x, axis(dim, x.ndim)
-
-
-def _truth(x: Array) -> Array:
-    return cast(x, torch.bool)
-
-
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
-def any_(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
-    return _finish(ctx, lax.reduce_or(_truth(x), axes(dim, x.ndim)))
-
-
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
-def all_(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
-    return _finish(ctx, lax.reduce_and(_truth(x), axes(dim, x.ndim)))
 
 
 def moments(x: Array, dims: Sequence[int], correction: Any) -> tuple[Array, Array]:
@@ -191,13 +164,7 @@ def var_mean(
 @lowers("aten.logsumexp.default")
 def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
     (x,) = ctx.cast(x)
-    dims = axes(dim, x.ndim)
-    if not dims:
-        return x
-    top = lax.reduce_max(x, dims)
-    top = jnp.where(jnp.abs(top) == math.inf, zeros_like(top), top)
-    shifted = lax.sub(x, expand(keep_dims(top, dims, x.ndim), x.shape))
-    return _finish(ctx, lax.add(lax.log(reduce_sum(lax.exp(shifted), dims)), top))
+    return _finish(ctx, jax.nn.logsumexp(x, axes(dim, x.ndim)))
 
 
 @lowers("aten.linalg_vector_norm.default")
@@ -382,7 +349,9 @@ def _histogram(
 ) -> Array:
     """Return the [bins, ...] sums of weights, or their density, of points [count, dims]."""
     first, last = (jnp.stack([edge[k] for edge in edges]) for k in (0, -1))
-    inside = jnp.all((points >= first) & (points <= last), axis=1)  # edges may be unsorted
+    inside = jnp.all(
+        (points >= first) & (points <= last), axis=1
+    )  # edges may be unsorted
     counted = jnp.where(inside, 1 if weight is None else jnp.reshape(weight, (-1,)), 0)
     return jnp.histogramdd(points, [*edges], weights=counted, density=density)[0]
 

@@ -254,6 +254,11 @@ class OpContext:
             None if value is None else cast(value, self.compute) for value in values
         ]
 
+    def named(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the values of all arguments by their names in the op's schema."""
+        names = (argument.name for argument in self.func._schema.arguments)
+        return dict(zip(names, values, strict=True))
+
     def call(
         self,
         func: torch._ops.OpOverload,
@@ -273,17 +278,26 @@ class OpContext:
         return evaluate(func, [*args, *rest], [*types, *rest], outs, self.key)
 
     def pulled_back(
-        self, grad: Array, inputs: Sequence[Array], rest: Sequence[Any]
+        self,
+        grad: Array,
+        inputs: Sequence[Array],
+        rest: Sequence[Any],
+        name: str = "",
+        *spare: Aval,
     ) -> list[Array]:
-        """Return what the forward op of this backward op passes back to its first arguments."""
-        name = self.name.split(".")[1].removesuffix("_backward")
+        """Return what the forward op of this backward op passes back to its first arguments.
+
+        `name` is the forward op's where it is another one than that of this without `_backward`;
+        `spare` are the types of its results after the first.
+        """
+        name = name or self.name.split(".")[1].removesuffix("_backward")
         forward = getattr(torch.ops.aten, name).default
         types = [_aval_of(each) if hasattr(each, "dtype") else each for each in rest]
 
         def run(*values: Array) -> Array:
             given = [*map(_aval_of, values), *types]
             out = Aval(tuple(grad.shape), to_torch_dtype(grad.dtype))
-            found: Array = self.call(forward, [*values, *rest], given, out)[0]
+            found: Array = self.call(forward, [*values, *rest], given, out, *spare)[0]
             return found
 
         return list(jax.vjp(run, *inputs)[1](grad))

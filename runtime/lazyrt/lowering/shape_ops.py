@@ -362,37 +362,17 @@ def ones(ctx: OpContext, *_: Any) -> Array:
     return _filled(ctx, 1)
 
 
-@lowers("aten.full.default", "aten.full_like.default")
-def full(ctx: OpContext, like: Any, value: Any, *_: Any) -> Array:
-    return _filled(ctx, value)
+@lowers("aten.full.default", "aten.full_like.default", "aten.new_full.default",
+        "aten.scalar_tensor.default")  # fmt: skip
+def full(ctx: OpContext, *args: Any) -> Array:
+    given = ctx.named(args)
+    return _filled(ctx, given["fill_value" if "fill_value" in given else "s"])
 
 
-@lowers("aten.new_full.default")
-def new_full(ctx: OpContext, x: Array, size: Any, value: Any, *_: Any) -> Array:
-    return _filled(ctx, value)
-
-
-@lowers("aten.scalar_tensor.default")
-def scalar_tensor(ctx: OpContext, value: Any, *_: Any) -> Array:
-    return _filled(ctx, value)
-
-
-@lowers("aten.arange.default")
-def arange_end(ctx: OpContext, end: Any, *_: Any) -> Array:
-    return _arange(ctx, 0, 1)
-
-
-@lowers("aten.arange.start")
-def arange_start(ctx: OpContext, start: Any, end: Any, *_: Any) -> Array:
-    return _arange(ctx, start, 1)
-
-
-@lowers("aten.arange.start_step")
-def arange_step(ctx: OpContext, start: Any, end: Any, step: Any = 1, *_: Any) -> Array:
-    return _arange(ctx, start, step)
-
-
-def _arange(ctx: OpContext, start: Any, step: Any) -> Array:
+@lowers("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
+def arange(ctx: OpContext, *args: Any) -> Array:
+    given = ctx.named(args)
+    start, step = given.get("start", 0), given.get("step", 1)
     dtype = torch.int64 if is_integral(ctx.out.dtype) else torch.float64
     steps = lax.iota(to_jax_dtype(dtype), ctx.out.shape[0])
     if step != 1:
