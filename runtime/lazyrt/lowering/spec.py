@@ -32,7 +32,6 @@ from lazyrt.lowering import (  # noqa: F401 - importing a module of rules regist
     reductions,
     registry,
     shape_ops,
-    special,
 )
 from lazyrt.lowering.arrays import Aval, has_jax_dtype, recorded_under, to_jax_dtype
 from lazyrt.lowering.collectives import processes_of
