@@ -1,7 +1,7 @@
-"""What a view shows, as data, and its three writers: text, HTML, plain data.
+"""What a view shows, as data, and its two writers: text and HTML.
 
 A view returns a `Doc` of parts. `to_text` writes it for a terminal, `to_html` for a page without
-scripts, `to_dict` for a program. All text is escaped where it enters HTML.
+scripts. All text is escaped where it enters HTML.
 """
 
 from __future__ import annotations
@@ -200,10 +200,6 @@ class Doc(Part):
     gap: str = "\n"
     live: Callable[[], object] | None = None
 
-    def to_dict(self) -> dict[str, object]:
-        """Return its parts as plain data."""
-        return {"parts": _plain(self)}
-
     @property
     def needs_html(self) -> bool:
         """Whether its text alone would read badly on a page."""
@@ -300,23 +296,6 @@ def _html(part: Part) -> str:
         case Doc(parts):
             return _all_html(parts)
     return ""
-
-
-def _plain(part: Part) -> object:
-    match part:
-        case Doc(parts):
-            return [{type(each).__name__.lower(): _plain(each)} for each in parts]
-        case Table(header, rows):
-            return {"header": list(header), "rows": [list(row) for row in rows]}
-        case Facts(_, rows):
-            return dict(rows)
-        case Points(lines):
-            return list(lines)
-        case Fold(summary, parts):
-            return {"summary": summary, "parts": _plain(Doc(parts))}
-        case Picture(_, what):
-            return what
-    return _text(part)
 
 
 def _needs_html(part: Part) -> bool:

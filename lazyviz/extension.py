@@ -6,18 +6,18 @@
 | display hook | `Out` keeps snapshots (`lazyviz.shell.displayed`) |
 | formatters | lazy tensors and graphs (`lazyviz.formatters`) |
 | magics, completer | `%lazy` (`lazyviz.shell.magics`) |
-| `sys.meta_path` | notice that the user's program imports `lazyrt` |
+| `lazygraph.on_runtime` | notice that the user's program imports `lazyrt` |
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.util
 import logging
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import lazygraph
 from lazyviz import formatters, session
 from lazyviz.render.strip import has_copy_button
 from lazyviz.render.text import plural
@@ -25,15 +25,12 @@ from lazyviz.session import SHELL_ATTRIBUTE, Session
 from lazyviz.shell import displayed, magics, tracebacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from collections.abc import Callable, Iterator
 
     from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
 _log = logging.getLogger(__name__)
 
-_RUNTIME = "lazyrt"
 _EXTENSION_ATTRIBUTE = "_lazyviz_extension"
 
 
@@ -79,7 +76,10 @@ class Extension:
         if runtime is not None:
             self.session.attach(runtime)
         else:
-            self._undo.append(_when_imported(_RUNTIME, self.session.attach))
+            lazygraph.on_runtime.add(self.session.attach)
+            self._undo.append(
+                partial(lazygraph.on_runtime.discard, self.session.attach)
+            )
 
     def _hook_events(self) -> None:
         events = self._shell.events
@@ -258,55 +258,3 @@ def _unregister(
             _log.debug("%s was unregistered by somebody else", name)
 
     return undo
-
-
-class _ImportWatcher(importlib.abc.MetaPathFinder):
-    """Calls a function once a module has been imported, and loads nothing itself."""
-
-    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._call = call
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        """Return the real spec of the awaited module, with a loader that reports back."""
-        if fullname != self._name:
-            return None
-        self.remove()  # or the search below would find this watcher
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self.watch()
-        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
-            self._report_after(spec.loader)
-        return spec
-
-    def watch(self) -> None:
-        """Begin to watch, or go on after an import that failed."""
-        sys.meta_path.insert(0, self)
-
-    def remove(self) -> None:
-        """Stop watching."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def _report_after(self, loader: importlib.abc.Loader) -> None:
-        execute = loader.exec_module
-
-        def execute_and_report(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)
-            execute(module)
-            self.remove()
-            self._call(module)
-
-        vars(loader)["exec_module"] = execute_and_report
-
-
-def _when_imported(name: str, call: Callable[[ModuleType], None]) -> Callable[[], None]:
-    watcher = _ImportWatcher(name, call)
-    watcher.watch()
-    return watcher.remove

@@ -15,7 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz.render import text
-from lazyviz.shell.tracebacks import shorten
+from lazyviz.shell.tracebacks import note
 from lazyviz.timing.compile_time import VERBS, Expectations, Expected, Wait
 
 if TYPE_CHECKING:
@@ -199,13 +199,13 @@ class Progress:
         self._waits.append(line)
 
     def _interrupted(self, event: Waited) -> None:
-        """Make the KeyboardInterrupt that ended a wait short and clear; called while it rises."""
+        """Let the KeyboardInterrupt that ended a wait say what for; called while it rises."""
         error = sys.exception()
         if isinstance(error, KeyboardInterrupt):
             what = self._now.what if self._now is not None else VERBS[event.phase]
             runtime = self._runtime
             pending = runtime.status().pending_ops if runtime is not None else 0
-            shorten(error, self._shell, what, pending)
+            error.add_note(note(what, pending))
 
     def _show(self, wait: Wait) -> None:
         self._now = wait

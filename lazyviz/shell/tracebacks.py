@@ -167,8 +167,10 @@ def empty_own_frames(error: BaseException | None) -> None:
 
 
 def is_meant(error: BaseException) -> bool:
-    """Return whether an error says what is wrong with a call, and not what is wrong with us."""
+    """Return whether an error says what is wrong with a call, not with us, or is the user's wish."""
     if type(error).__module__.partition(".")[0] in _OURS:
+        return True
+    if isinstance(error, KeyboardInterrupt):  # a wait of ours may be what it ended
         return True
     meant = (RuntimeError, IndexError, AssertionError)
     innermost = error.__traceback__
@@ -181,27 +183,6 @@ def is_meant(error: BaseException) -> bool:
     if where in {"lazyrt.frontend.record", "lazyrt.testing"}:
         return True
     return type(error) is RuntimeError and where.partition(".")[0] in _OURS
-
-
-def shorten(error: BaseException, shell: Any, what: str, pending_ops: int) -> None:
-    """Make an exception that rises through the runtime show the user's own lines alone.
-
-    It gets a note: what was waited for, such as `compiling 214 ops`, and how many ops have not run.
-    """
-    error.add_note(note(what, pending_ops))
-
-    def render() -> list[str]:
-        # Asked for by name: an exception that led to itself would live until a collection.
-        shown = sys.exception() or sys.last_value
-        if shown is None:
-            return []
-        cut(shown.__traceback__)
-        lines: list[str] = shell.InteractiveTB.structured_traceback(
-            type(shown), shown, shown.__traceback__
-        )
-        return lines
-
-    error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython asks for it
 
 
 def note(what: str, pending_ops: int) -> str:

@@ -24,6 +24,8 @@ Example:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lazygraph.diff import (
     GraphDiff,
     Hunk,
@@ -56,8 +58,15 @@ from lazygraph.trace import (
     unused_values,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+# Called with the runtime once a program has imported it: an inspector may be there before.
+on_runtime: set[Callable[[ModuleType], None]] = set()
+
 __all__ = [
     "DeadNode", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",
     "Hop", "Hunk", "HunkGroup", "Label", "Node", "Origin", "Outputs", "Regrouped", "Rewire", "Sources", "Unused", "ValueTrace",
-    "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "minimise", "parse", "parse_all", "read", "trace_value", "unused_values",
+    "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "minimise", "on_runtime", "parse", "parse_all", "read", "trace_value", "unused_values",
 ]  # fmt: skip

@@ -22,6 +22,9 @@ Example:
 from __future__ import annotations
 
 import gc
+import sys
+
+from lazygraph import on_runtime
 
 # What importing makes stays. Looking through it for garbage would take as long as making it, so it
 # counts as old from the start.
@@ -113,3 +116,6 @@ __all__ = [
     "testing",
     "times_run", "wait", "wait_for_closures", "watch_executions", "watch_pauses", "watch_tracing",
 ]  # fmt: skip
+
+for _tell in tuple(on_runtime):
+    _tell(sys.modules[__name__])

@@ -172,8 +172,6 @@ def test_the_runtime_is_noticed_after_an_import_that_failed(tmp_path):
         "assert not run('import lazyrt; print(1)').success\n"
         "sys.path.pop(0)\n"
         "run('import lazyrt, torch; x = torch.ones(2, device=\"lazyrt\")')\n"
-        "watchers = [each for each in sys.meta_path if 'lazyviz' in repr(each)]\n"
-        "assert not watchers, watchers\n"
     )
 
     assert run_python(code).endswith("1 pending op (+1 here) · 1 live tensor")
