@@ -11,24 +11,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.doc import Code, Doc, Drawn, Fold, Part, Picture, Showable
+from lazyviz.doc import Code, Doc, Drawn, Fold, Showable
 from lazyviz.render import text
-from lazyviz.render.html import lines_near, markup, one_line
+from lazyviz.render.html import lines_near, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
 
 
-_WIDTH, _ROW, _LABEL = 420, 34, 56
-_MIN_PART = 46
 _RULE = "─" * 12, "graph break"
 _OLD_RULE = "┄" * 12, "earlier graph break"
-_STYLE = (
-    "text{font:11px sans-serif;fill:#555}rect{fill:#dbeafe;stroke:#2563eb}"
-    ".break{stroke:#d14d72;stroke-width:2.5}.old{stroke-dasharray:4 3}"
-    "@media(prefers-color-scheme:dark){text{fill:#bbb}rect{fill:#1e3a5f}}"
-)
 
 # Boundaries between two graphs at which nothing of the program ends by itself.
 _MARK = "mark_step()"
@@ -40,85 +33,27 @@ _AROUND = 1
 _MAX_SOURCE = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one execution ran: ops, their lines if they are known, and what ended it."""
-
-    ops: int
-    lines: str
-    ended: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The parts of a program in order, `before` or `now`; between two of them lies a break."""
-
-    when: str
-    parts: tuple[Piece, ...]
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class GraphBreak(Showable):
-    """Where a program breaks into graphs, and where it did before, with the source if there is any."""
+    """Where a program breaks into graphs, and where it did before, with the source if there is any.
+
+    Attributes:
+        title: What happened.
+        rows: `before` or `now`, and the parts of the program then in order.
+        source: Lines of the source with the breaks across.
+    """
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[str, str], ...]
     source: tuple[str, ...] = ()
 
     def doc(self, *, is_open: bool = False) -> Doc:
-        """Return a row of the parts and the source with the breaks; a page draws and folds it."""
-        width = max(len(row.when) for row in self.rows)
-        rows = [f"{row.when:<{width}}  {_row_text(row)}" for row in self.rows]
-        source = list(map(one_line, self.source))
-        words = "\n".join([*map(one_line, [self.title, *rows]), *source])
-        alt = "; ".join(f"{row.when}: {_row_text(row)}" for row in self.rows)
-        parts: list[Part] = [Picture(_svg(self.rows), alt)]
-        if source:
-            parts.append(Code("\n".join(source)))
-        return Doc([Drawn(words, Fold(self.title, parts, is_open=is_open).to_html)])
-
-
-def _row_text(row: Row) -> str:
-    return " │ ".join(_part_text(part) for part in row.parts)
-
-
-def _part_text(part: Piece) -> str:
-    where = f" ({part.lines})" if part.lines else ""
-    return f"{text.plural(part.ops, 'op')}{where}"
-
-
-def _svg(rows: Sequence[Row]) -> str:
-    """Return one bar for each row, parts as long as they have ops, breaks as lines."""
-    total = max(sum(part.ops for part in row.parts) for row in rows) or 1
-    shapes = []
-    for number, row in enumerate(rows):
-        y = number * _ROW
-        shapes.append(f'<text x="0" y="{y + 19}">{markup(row.when)}</text>')
-        shapes += _bar(row, y, total)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LABEL + _WIDTH + 4}" '
-        f'height="{len(rows) * _ROW}"><style>{_STYLE}</style>{"".join(shapes)}</svg>'
-    )
-
-
-def _bar(row: Row, y: int, total: int) -> list[str]:
-    shapes, x = [], float(_LABEL)
-    for number, part in enumerate(row.parts):
-        width = part.ops / total * _WIDTH
-        shapes.append(
-            f'<rect x="{x:.1f}" y="{y + 5}" width="{width:.1f}" height="20">'
-            f"<title>{markup(_part_text(part))}, {markup(part.ended)}</title></rect>"
-        )
-        if width >= _MIN_PART:
-            words = text.plural(part.ops, "op")
-            shapes.append(f'<text x="{x + 6:.1f}" y="{y + 19}">{markup(words)}</text>')
-        x += width
-        if number + 1 < len(row.parts):
-            old = " old" if row.when == "before" else ""
-            shapes.append(
-                f'<line class="break{old}" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 30}"/>'
-            )
-    return shapes
+        """Return the parts in a row, and the source with the breaks; a page folds both."""
+        width = max(len(when) for when, _ in self.rows)
+        rows = [f"{when:<{width}}  {parts}" for when, parts in self.rows]
+        lines = list(map(one_line, [*rows, *self.source]))
+        page = Fold(self.title, [Code("\n".join(lines))], is_open=is_open)
+        return Doc([Drawn("\n".join([one_line(self.title), *lines]), page.to_html)])
 
 
 def breaks_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[GraphBreak, ...]:
@@ -212,7 +147,7 @@ def _drawn(now: Sequence[Any], before: Sequence[Any]) -> GraphBreak:
     rows = [("before", before), ("now", now)] if before else [("now", now)]
     return GraphBreak(
         title=_title(now, before),
-        rows=tuple(Row(when, tuple(map(_part, records))) for when, records in rows),
+        rows=tuple((when, " │ ".join(map(_part, records))) for when, records in rows),
         source=tuple(_source(rows)),
     )
 
@@ -226,9 +161,9 @@ def _title(now: Sequence[Any], before: Sequence[Any]) -> str:
     return f"where the graph breaks: {len(now)} graphs of {sizes} ops"
 
 
-def _part(record: Any) -> Piece:
-    first, last = record.lines
-    return Piece(record.nodes, _lines(first, last), _boundary(record))
+def _part(record: Any) -> str:
+    where = _lines(*record.lines)
+    return text.plural(record.nodes, "op") + (f" ({where})" if where else "")
 
 
 def _lines(first: Any, last: Any) -> str:

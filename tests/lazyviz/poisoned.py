@@ -16,7 +16,7 @@ from lazyviz.documents import tour
 from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics_report import Behind, Call
 from lazyviz.inspection import tables
-from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row
+from lazyviz.inspection.graph_breaks import GraphBreak
 from lazyviz.inspection.numerics import Comparison, NodeDifference, Timeline
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.timing.timeline import TimelineShown
@@ -162,12 +162,7 @@ def executable_rows(text):
 
 def graph_break(text):
     """Return a step that was cut, with its lines."""
-    part = Piece(ops=3, lines=text, ended=text)
-    return GraphBreak(
-        title=text,
-        rows=(Row(when=text, parts=(part, part)),),
-        source=(text, text),
-    )
+    return GraphBreak(title=text, rows=((text, text),), source=(text, text))
 
 
 def comparison(text):

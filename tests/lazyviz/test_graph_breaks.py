@@ -1,13 +1,11 @@
 """Where a program breaks into graphs, and where it did before, on rows and on the source."""
 
 import re
-from base64 import b64decode
-from xml.etree import ElementTree as ET
 
 import pytest
 
 import lazyrt
-from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row, break_of, breaks_of
+from lazyviz.inspection.graph_breaks import GraphBreak, break_of, breaks_of
 from lazyviz.render.strip import Strip
 from tests.conftest import displayed
 from tests.harness import cold_start
@@ -136,26 +134,19 @@ def test_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
     found = break_of(lazyrt, last)
 
     assert found is not None
-    sizes = {row.when: [part.ops for part in row.parts] for row in found.rows}
-    assert sizes == {"before": [4, 4], "now": [2, 6]}
+    sizes = {when: re.findall(r"\d+ ops", parts) for when, parts in found.rows}
+    assert sizes == {"before": ["4 ops", "4 ops"], "now": ["2 ops", "6 ops"]}
 
 
-def test_the_drawing_is_a_picture_and_text_without_a_script_and_escaped():
-    parts = (Piece(30, "lines 1 to 2", "read by <b>"), Piece(10, "", "mark_step()"))
-    rows = (Row("before", (Piece(40, "", "mark"),)), Row("now", parts))
+def test_the_parts_are_text_without_a_script_and_escaped():
+    rows = ("before", "40 ops"), ("now", "30 ops (lines 1 to 2) │ 10 ops")
     drawn = GraphBreak("a <title>", rows)
     page = Strip(breaks=(drawn.doc(),)).to_html()
 
     assert drawn.to_html() in page
     assert "a &lt;title&gt;" in page
     assert "<script" not in page
-    (encoded,) = re.findall(r"base64,([^\"]+)", page)
-    picture = ET.fromstring(b64decode(encoded))
-    boxes = [box for box in picture.iter() if box.tag.endswith("rect")]
-    assert [float(box.get("width") or 0) for box in boxes] == [420.0, 315.0, 105.0]
-    (line,) = [each for each in picture.iter() if each.tag.endswith("line")]
-    assert float(line.get("x1") or 0) == 56 + 315
-    assert "now: 30 ops (lines 1 to 2) │ 10 ops" in page
+    assert "now     30 ops (lines 1 to 2) │ 10 ops" in page
 
 
 def test_rounds_of_a_loop_and_steps_that_end_by_themselves_are_no_breaks(fresh):

@@ -13,7 +13,7 @@ import lazyviz
 from lazyviz.divergence.launch import Launched
 from lazyviz.foreign.program_dumps import parse_programs
 from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
-from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row
+from lazyviz.inspection.graph_breaks import GraphBreak
 from lazyviz.render.notes import Fallback
 from lazyviz.render.strip import Strip
 from lazyviz.timing.profile_diff import ProfileDiff
@@ -110,8 +110,7 @@ def example(name, folder):
         case "Strip":
             return Strip(fallbacks=(Fallback(op="aten.bincount", site="a.py:3"),))
         case "GraphBreak":
-            pieces = Piece(3, "line 1", "read"), Piece(2, "line 2", "mark_step()")
-            return GraphBreak("2 graphs", (Row("now", pieces),))
+            return GraphBreak("2 graphs", (("now", "3 ops (line 1) │ 2 ops (line 2)"),))
         case "Programs":
             return parse_programs(HLO)
         case "Profile":
