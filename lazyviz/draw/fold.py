@@ -114,7 +114,7 @@ def unfold(
 
     At most `budget` boxes, an overview of what it holds, come in its place.
     """
-    where = _boxes_of(graph, folded)
+    where = folded.where or range(len(graph.boxes))
     part = [position for position, box in enumerate(where) if box == index]
     inner_graph = restrict(graph, part)
     inner = overview(inner_graph, budget)
@@ -124,11 +124,11 @@ def unfold(
         most = max(_MIN_BUDGET, min(budget, READ_WHOLE))
         is_small = len(inner_graph.boxes) <= most
         inner = inner_graph if is_small else _open_within(inner_graph, most)
-    within = _boxes_of(inner_graph, inner)
+    within = inner.where or range(len(part))
     more = len(inner.boxes) - 1
     moved = {p: index + within[k] for k, p in enumerate(part)}
     for position, box in enumerate(where):
-        if box != index and box >= 0:
+        if box != index:
             moved[position] = box if box < index else box + more
     edges = {
         (moved[start], moved[end])
@@ -137,35 +137,6 @@ def unfold(
     }
     boxes = [*folded.boxes[:index], *inner.boxes, *folded.boxes[index + 1 :]]
     return graph.rewired(boxes, edges, moved)
-
-
-def _boxes_of(graph: DrawGraph, folded: DrawGraph) -> list[int]:
-    """Return for each box of a drawing the box that it is part of once folded; -1 for none.
-
-    An input that is drawn no more goes with what reads it first, or with the inputs of the layers
-    that are drawn once.
-    """
-    by_node = {node: k for k, box in enumerate(folded.boxes) for node in box.members}
-    by_name = {box.op: k for k, box in enumerate(folded.boxes) if not box.members}
-    of_layers = {
-        (reader, folded.boxes[k].detail): k
-        for k, reader in folded.edges
-        if not folded.boxes[k].members
-        and folded.boxes[k].count > 1
-        and folded.boxes[reader].kind != "group"
-    }
-    anchors = _anchors(graph)
-    where = []
-    for position, box in enumerate(graph.boxes):
-        if not box.members and box.op in by_name:
-            where.append(by_name[box.op])
-        else:
-            reader = graph.boxes[anchors[position]]
-            place = by_node.get(reader.members[0], -1) if reader.members else -1
-            where.append(
-                place if box.members else of_layers.get((place, box.detail), place)
-            )
-    return where
 
 
 def fold_earlier(graph: DrawGraph) -> DrawGraph:

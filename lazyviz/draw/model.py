@@ -107,6 +107,7 @@ class DrawGraph:
         added, removed: In a diff, the edges that only the second or the first program has.
         left_out: In a diff, how many changed nodes are not drawn.
         classes: Of modules by their names in words, for titles.
+        where: Of a folded drawing, in which box each box of the whole is; else empty.
     """
 
     boxes: tuple[Box, ...]
@@ -122,6 +123,7 @@ class DrawGraph:
     removed: frozenset[tuple[int, int]] = frozenset()
     left_out: int = 0
     classes: Mapping[str, str] = field(default_factory=dict)
+    where: Sequence[int] = ()
 
     @property
     def is_diff(self) -> bool:
@@ -147,7 +149,7 @@ class DrawGraph:
 
         `where` has the new position of each old box that is still drawn.
         """
-        kept = frozenset(edges)
+        kept, whole = frozenset(edges), self.where or range(len(self.boxes))
         return replace(
             self,
             boxes=tuple(boxes),
@@ -156,6 +158,7 @@ class DrawGraph:
             added=kept.intersection(_moved(self.added, where)),
             removed=kept.intersection(_moved(self.removed, where)),
             updates=tuple(sorted(set(_moved(self.updates, where)))),
+            where=tuple(where.get(box, -1) for box in whole),
         )
 
 
@@ -325,7 +328,7 @@ def restrict(graph: DrawGraph, keep: Collection[int]) -> DrawGraph:
     ]
     boxes = [graph.boxes[old] for old in kept]
     part = graph.rewired(boxes, edges, position)
-    return replace(part, nodes=sum(bool(box.members) for box in boxes))
+    return replace(part, nodes=sum(bool(box.members) for box in boxes), where=())
 
 
 def neighbourhood(graph: DrawGraph, centre: Iterable[int], hops: int) -> set[int]:
