@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -24,21 +24,20 @@ from lazyviz.draw import diff_html as diff_panel
 from lazyviz.draw.diff import Union, change, union_graph
 from lazyviz.draw.diff_text import coloured, graph_lines, takes_colour
 from lazyviz.draw.layout import lay_out, to_dot
-from lazyviz.draw.panel import busy_html, form_offer, refusal_html
 from lazyviz.draw.svg import emit
-from lazyviz.inspection.programs import FORM_NAMES, site_text
+from lazyviz.inspection.programs import site_text
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
     RequestError,
     View,
     Walk,
-    choice,
     number,
     panel_reply,
     search_text,
 )
 from lazyviz.inspection.subjects import (
+    Subject,
     graph_to_compare,
     is_step_name,
     step_number,
@@ -75,30 +74,18 @@ class DiffExplorer(Walk[Union]):
         self,
         found: GraphDiff,
         budget: int = _BUDGET,
-        forms: Forms | None = None,
+        pair: Subject[Union] | None = None,
+        form: Form = "hlo",
     ) -> None:
-        self._forms = forms
         self._budget = min(budget, _MOST_BOXES)
-        union = Union(found)
-        graph = union.overview(self._budget)
-        super().__init__(View(title="all places", program=union, graph=graph))
+        pair = pair or Subject({form: lambda: Union(found)}, form)
+        super().__init__(pair, form)
 
     @property
     def title(self) -> str:
         """One line about what is compared."""
         found = self._program.found
         return f"{found.a.name} → {found.b.name}"
-
-    @property
-    def controls(self) -> dict[str, Any]:
-        """What the reader can choose: the form that is compared, where there are several."""
-        forms = self._forms
-        if forms is None:
-            return {}
-        return {
-            "form": [[form, FORM_NAMES[form]] for form in forms.names],
-            "chosen": {"form": forms.chosen},
-        }
 
     def overview(self) -> str:
         """Return what the diff comes to, for a panel that shows nothing else yet, as HTML."""
@@ -119,33 +106,11 @@ class DiffExplorer(Walk[Union]):
             "open": self._open,
             "inside": self._inside,
             "search": self._search,
-            "form": self._form,
         }
 
-    def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        """Compare another form; one that must be compiled is offered first, with its cost."""
-        forms = self._forms
-        if forms is None:
-            raise RequestError(
-                "these programs have one form each. Compare two steps to see their StableHLO."
-            )
-        form = choice(request, "form", forms.names)
-        price = forms.price(form)
-        if price and request.get("go") is not True:
-            yield panel_reply(form_offer(FORM_NAMES[form], form, price))
-            yield self._state()
-            return
-        yield panel_reply(busy_html("compiling …" if price else "lowering …"))
-        try:
-            union = Union(forms.diff(form))
-        except (HloError, RuntimeError) as error:
-            yield panel_reply(refusal_html(str(error)))
-            yield self._state()
-            return
-        graph = union.overview(self._budget)
-        self._views = [View(title="all places", program=union, graph=graph)]
-        yield self._drawn()
-        yield panel_reply(self.overview())
+    def _whole(self, program: Union) -> View[Union]:
+        graph = program.overview(self._budget)
+        return View(title="all places", program=program, graph=graph)
 
     # --- selecting
 
@@ -290,49 +255,34 @@ def _has(graph: Graph, node: int, words: list[str]) -> bool:
     return all(word in text for word in words)
 
 
-class Forms:
-    """The forms in which two programs of the runtime can be compared; they hold no tensor."""
+class Pair(Subject[Union]):
+    """Two programs of the runtime, in the forms that both have; it holds no tensor."""
 
     def __init__(self, a: Any, b: Any) -> None:
-        self._subjects = subject_of(a), subject_of(b)
+        self._sides = subject_of(a), subject_of(b)
         self._graphs = graph_to_compare(a), graph_to_compare(b)
         self._causes = _known_causes(a, b)
-        self.chosen: Form = "ir"
-
-    @property
-    def names(self) -> list[Form]:
-        """The forms that both programs have."""
-        one, other = self._subjects
-        return [form for form in one.forms if form in other.forms]
+        one, other = self._sides
+        forms = [form for form in one.forms if form in other.forms]
+        super().__init__({form: partial(self._union, form) for form in forms}, "ir")
 
     def price(self, form: Form) -> str:
         """Return what making a form costs that has to be compiled for it; else empty."""
-        prices = [subject.price(form) for subject in self._subjects]
+        prices = [side.price(form) for side in self._sides]
         return " ".join(dict.fromkeys(price for price in prices if price))
 
-    def diff(self, form: Form) -> GraphDiff:
-        """Return what differs in a form, which is the chosen one then.
-
-        Raises:
-            HloError: A program has no such form.
-        """
-        if form not in self.names:
-            known = ", ".join(self.names)
-            raise HloError(
-                f"these programs cannot be compared as {form!r}. They have {known}."
-            )
+    def _union(self, form: Form) -> Union:
         graphs = list(self._graphs)
         if form != "ir":
-            made = [subject.program(form) for subject in self._subjects]
+            made = [side.program(form) for side in self._sides]
             graphs = [
                 cast("HloProgram", each).graph.with_sites(site_text) for each in made
             ]
             for graph, ir in zip(graphs, self._graphs, strict=True):
                 graph.name, graph.optimizer = ir.name, ir.optimizer
-        self.chosen = form
         found = graph_diff(*graphs)
         found.causes = self._causes if form == "ir" else ()
-        return found
+        return Union(found)
 
 
 def _known_causes(a: object, b: object) -> list[str]:
@@ -354,9 +304,12 @@ class DiffView(Displayed):
         diff: The difference as data.
     """
 
-    def __init__(self, found: GraphDiff, forms: Forms | None = None) -> None:
+    def __init__(
+        self, found: GraphDiff, pair: Pair | None = None, form: Form = "hlo"
+    ) -> None:
         self.diff = found
-        self._forms = forms
+        self._pair = pair
+        self._form = form
 
     def to_svg(self, *, budget: int = 120) -> str:
         """Return the picture that `to_dot` describes, as SVG."""
@@ -419,7 +372,7 @@ class DiffView(Displayed):
     @cached_property
     def explorer(self) -> DiffExplorer:
         """What answers the clicks of a page."""
-        return DiffExplorer(self.diff, forms=self._forms)
+        return DiffExplorer(self.diff, pair=self._pair, form=self._form)
 
     def doc(self) -> Doc:
         """Return the places that differ; a page has a picture, and what answers clicks."""
@@ -455,8 +408,13 @@ def diff(a: Any, b: Any, form: Form = "ir") -> DiffView:
         HloError: One of them is no program, no step that is known, or has no such form.
     """
     if _has_forms(a) and _has_forms(b):
-        forms = Forms(a, b)
-        return DiffView(forms.diff(form), forms)
+        pair = Pair(a, b)
+        if form not in pair.forms:
+            known = ", ".join(pair.forms)
+            raise HloError(
+                f"these programs cannot be compared as {form!r}. They have {known}."
+            )
+        return DiffView(pair.program(form).found, pair, form)
     if form != "ir":
         raise HloError(
             f"a text or a file is compared as it is, not as {form!r}. Give two steps or tensors."

@@ -23,13 +23,13 @@ from lazyviz.draw.model import (
     path_text,
     restrict,
 )
-from lazyviz.inspection import programs
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
     RequestError,
     View,
     Walk,
+    busy,
     choice,
     is_whole,
     number,
@@ -37,6 +37,7 @@ from lazyviz.inspection.protocol import (
     position,
     quoted,
     search_text,
+    why_not,
 )
 from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import text
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     from lazyrt import Inspection
     from lazyviz.draw.model import Box
-    from lazyviz.inspection.programs import Form, IrProgram, Program
+    from lazyviz.inspection.programs import IrProgram, Program
     from lazyviz.inspection.protocol import Reply
     from lazyviz.inspection.subjects import Subject
     from lazyviz.widgets import GraphView
@@ -85,13 +86,11 @@ class Explorer(Walk["Program"]):
 
     _what = "graph view"
 
-    def __init__(self, subject: Subject, budget: int = _BUDGET) -> None:
-        self._subject = subject
+    def __init__(self, subject: Subject[Program], budget: int = _BUDGET) -> None:
         self._budget = min(budget, MOST_BOXES)
-        self._chosen_form: Form = subject.first
         self._chosen_overlay = ""
         self._tells_overlay = False  # whether the panel is about what was coloured
-        super().__init__(self._whole(subject.program(subject.first)))
+        super().__init__(subject, subject.first)
 
     @property
     def title(self) -> str:
@@ -102,15 +101,13 @@ class Explorer(Walk["Program"]):
     def controls(self) -> dict[str, Any]:
         """What the reader can choose, as pairs of a value and a name, and what is chosen."""
         overlays = ("", *self._program.overlays)
+        found = super().controls
+        view = {"fold": self._view.folding, "overlay": self._chosen_overlay}
         return {
-            "form": [[f, programs.FORM_NAMES[f]] for f in self._subject.forms],
+            "form": found["form"],
             "fold": [list(pair) for pair in _FOLDING_NAMES.items()],
             "overlay": [[name, _OVERLAY_NAMES[name]] for name in overlays],
-            "chosen": {
-                "form": self._chosen_form,
-                "fold": self._view.folding,
-                "overlay": self._chosen_overlay,
-            },
+            "chosen": found["chosen"] | view,
         }
 
     @property
@@ -170,7 +167,6 @@ class Explorer(Walk["Program"]):
             "inside": self._inside,
             "focus": self._focus,
             "search": self._search,
-            "form": self._form,
             "fold": self._fold,
             "overlay": self._overlay,
         }
@@ -181,6 +177,8 @@ class Explorer(Walk["Program"]):
         return self._subject.inspection if self._program.form == "ir" else None
 
     def _whole(self, program: Program) -> View[Program]:
+        if self._chosen_overlay not in program.overlays:
+            self._chosen_overlay = ""
         return View(title=_WHOLE, program=program, graph=program.drawing)
 
     # --- selecting
@@ -276,7 +274,7 @@ class Explorer(Walk["Program"]):
         try:
             look = inspection.look_at_input(leaf, at, picture_axes(leaf.shape))
         except RuntimeError as error:
-            yield panel_reply(facts + _why_not(error), box=index)
+            yield panel_reply(facts + why_not(error), box=index)
             return
         chooser = panel.slice_chooser(look, kind="input", name=box.op)
         value = look_view(look, formatters.facts(look), chooser, at)
@@ -295,11 +293,11 @@ class Explorer(Walk["Program"]):
         node = self._node_number(request)
         inspection = self._require_values()
         index = self._drawn_at(node)
-        yield _busy("computing the cone, op by op …")
+        yield busy("computing the cone, op by op …")
         try:
             found = inspection.check_cone(node)
         except RuntimeError as error:
-            yield panel_reply(self._facts(node) + _why_not(error), box=index)
+            yield panel_reply(self._facts(node) + why_not(error), box=index)
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
@@ -316,11 +314,11 @@ class Explorer(Walk["Program"]):
         if request.get("go") is not True:
             yield panel_reply(panel.measure_offer(inspection.cost_of_all()))
             return
-        yield _busy("running each op alone …")
+        yield busy("running each op alone …")
         try:
             took = inspection.measure()
         except RuntimeError as error:
-            yield panel_reply(_why_not(error))
+            yield panel_reply(why_not(error))
             return
         cast("IrProgram", self._program).measured = took
         self._chosen_overlay = "time"
@@ -436,7 +434,7 @@ class Explorer(Walk["Program"]):
             shape = inspection.value(node, output).shape
             look = inspection.look(node, output, at, picture_axes(shape))
         except RuntimeError as error:  # the runtime's own, and XLA's
-            return _why_not(error)
+            return why_not(error)
         took = text.duration(time.perf_counter_ns() - start)
         outputs = inspection.node(node).outputs
         chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
@@ -519,31 +517,6 @@ class Explorer(Walk["Program"]):
         return found[:_MAX_FALLBACKS]
 
     # --- choosing
-
-    def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        """Show another form; one that must be compiled is offered first, with its cost."""
-        form = choice(request, "form", self._subject.forms)
-        price = self._subject.price(form)
-        if price and request.get("go") is not True:
-            yield panel_reply(panel.form_offer(programs.FORM_NAMES[form], form, price))
-            yield self._state()
-            return
-        yield _busy("compiling …" if price else "lowering …")
-        try:
-            program = self._subject.program(form)
-        except RuntimeError as error:
-            yield panel_reply(_why_not(error))
-            yield self._state()
-            return
-        self._chosen_form = form
-        self._views = [self._whole(program)]
-        if self._chosen_overlay not in program.overlays:
-            self._chosen_overlay = ""
-        yield self._drawn()
-        if "node" in request:
-            yield from self._select_node(request)
-        else:
-            yield panel_reply(self.overview())
 
     def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         view = self._view
@@ -640,18 +613,6 @@ class Explorer(Walk["Program"]):
         raise RequestError(
             f"the graph has no input {quoted(name)}. Reload the page: it may show another graph."
         )
-
-
-def _busy(words: str) -> Reply:
-    return panel_reply(panel.busy_html(words))
-
-
-def _why_not(error: RuntimeError) -> str:
-    """Return why there is no value to show; that it is gone is no failure."""
-    from lazyrt.errors import LostValueError
-
-    is_gone = isinstance(error, LostValueError)
-    return panel.note_html(str(error)) if is_gone else panel.refusal_html(str(error))
 
 
 def _haystack(box: Box) -> str:

@@ -16,9 +16,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
 
-from lazyviz.draw import svg
+from lazyviz.draw import panel, svg
 from lazyviz.draw.layout import lay_out, to_dot
 from lazyviz.draw.svg import legend_svg
+from lazyviz.inspection.programs import FORM_NAMES
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from lazyviz.draw.fold import Folding
     from lazyviz.draw.model import DrawGraph
+    from lazyviz.inspection.programs import Form
+    from lazyviz.inspection.subjects import Subject
 
 
 Reply = dict[str, Any]
@@ -101,6 +104,20 @@ def panel_reply(
     return reply | {"seen": [*seen]} if seen else reply
 
 
+def busy(words: str) -> Reply:
+    """Return what fills a page's panel during a wait."""
+    return panel_reply(panel.busy_html(words))
+
+
+def why_not(error: RuntimeError) -> str:
+    """Return why there is nothing to show, as HTML; that a value is gone is no failure."""
+    from lazyrt.errors import LostValueError
+
+    is_gone = isinstance(error, LostValueError)
+    show = panel.note_html if is_gone else panel.refusal_html
+    return show(str(error))
+
+
 def number(request: Mapping[str, Any], name: str, count: int) -> int:
     """Return a number from 0 to below `count` that a request has under a name."""
     found = request.get(name)
@@ -167,12 +184,14 @@ class View(Generic[ProgramT]):
 
 
 class Walk(ABC, Generic[ProgramT]):
-    """A drawing that leads to others."""
+    """A drawing that leads to others, of something in one of its forms."""
 
     _what: ClassVar[str]  # its name, for refusals
 
-    def __init__(self, first: View[ProgramT]) -> None:
-        self._views = [first]
+    def __init__(self, subject: Subject[ProgramT], form: Form) -> None:
+        self._subject = subject
+        self._chosen_form = form
+        self._views = [self._whole(subject.program(form))]
         self._shown = self._folded()
 
     @property
@@ -181,13 +200,18 @@ class Walk(ABC, Generic[ProgramT]):
         """One line about what is drawn."""
 
     @property
-    @abstractmethod
     def controls(self) -> dict[str, Any]:
         """What the reader can choose, as pairs of a value and a name, and what is chosen."""
+        forms = [[form, FORM_NAMES[form]] for form in self._subject.forms]
+        return {"form": forms, "chosen": {"form": self._chosen_form}}
 
     @abstractmethod
     def overview(self) -> str:
         """Return what is drawn in words, for a panel that shows nothing else yet, as HTML."""
+
+    @abstractmethod
+    def _whole(self, program: ProgramT) -> View[ProgramT]:
+        """Return the drawing of a whole program."""
 
     @abstractmethod
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
@@ -213,7 +237,7 @@ class Walk(ABC, Generic[ProgramT]):
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded."""
-        own = {"save": self._save, "back": self._back}
+        own = {"save": self._save, "back": self._back, "form": self._form}
         yield from answered(request, own | self._answers(), self._what)
 
     def _save(self, request: Mapping[str, Any]) -> Iterator[Reply]:
@@ -249,6 +273,29 @@ class Walk(ABC, Generic[ProgramT]):
         del self._views[level + 1 :]
         yield self._drawn()
         yield panel_reply(self.overview())
+
+    def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Show another form; one that must be compiled is offered first, with its cost."""
+        form = choice(request, "form", self._subject.forms)
+        price = self._subject.price(form)
+        if price and request.get("go") is not True:
+            yield panel_reply(panel.form_offer(FORM_NAMES[form], form, price))
+            yield self._state()
+            return
+        yield busy("compiling …" if price else "lowering …")
+        try:
+            program = self._subject.program(form)
+        except RuntimeError as error:
+            yield panel_reply(why_not(error))
+            yield self._state()
+            return
+        self._chosen_form = form
+        self._views = [self._whole(program)]
+        yield self._drawn()
+        if "node" in request:
+            yield from self._answers()["node"](request)
+        else:
+            yield panel_reply(self.overview())
 
     def _state(self) -> Reply:
         return {"kind": "state", "controls": self.controls, "title": self.title}

@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar, cast
 
 from lazygraph import HloError, from_ir, graph_of
 from lazygraph.snapshot import AUTOGRAD
@@ -47,6 +47,7 @@ _NOTHING_YET = (
     "`x = torch.ones(3, device='lazyrt') + 1`."
 )
 LAST = "last"
+ProgramT = TypeVar("ProgramT")
 _MAX_ORIGINS = 3
 _NAME = re.compile(r"graph\.\d+")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
@@ -210,7 +211,7 @@ def graph_to_compare(thing: Any) -> HloGraph:
     return graph_of(record or thing)
 
 
-class Subject:
+class Subject(Generic[ProgramT]):
     """What the user wants to explore.
 
     Attributes:
@@ -223,7 +224,7 @@ class Subject:
 
     def __init__(
         self,
-        makers: Mapping[Form, Callable[[], Program]],
+        makers: Mapping[Form, Callable[[], ProgramT]],
         first: Form,
         inspection: Inspection | None = None,
         graph: Graph | None = None,
@@ -237,9 +238,9 @@ class Subject:
         self.inspection = inspection
         self._makers = makers
         self._computation = graph.lower() if graph is not None else None
-        self._made: dict[Form, Program] = {}
+        self._made: dict[Form, ProgramT] = {}
 
-    def program(self, form: Form) -> Program:
+    def program(self, form: Form) -> ProgramT:
         """Return one form, made now if nobody has asked for it yet."""
         found = self._made.get(form)
         if found is None:
@@ -264,7 +265,7 @@ def subject_of(
     *things: Any,
     runtime: ModuleType | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Subject:
+) -> Subject[Program]:
     """Return what is to be explored: what `lazyviz.explore` takes, with a call's options by name.
 
     Raises:
@@ -291,7 +292,7 @@ def subject_of(
     return pending_subject(inspection)
 
 
-def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject:
+def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject[Program]:
     if isinstance(thing, (list, tuple)) and all(map(_is_tensor, thing)):
         return subject_of(*thing, runtime=runtime)
     if is_step_name(thing):
@@ -325,7 +326,7 @@ def _call_subject(
     arguments: tuple[Any, ...],
     options: Mapping[str, Any],
     runtime: ModuleType | None,
-) -> Subject:
+) -> Subject[Program]:
     """Return the graph of a call, of which nothing runs, or what a module's tensors wait for."""
     name = getattr(function, "__qualname__", type(function).__name__)
     if runtime is None:
@@ -371,7 +372,7 @@ def _check_arguments(
         ) from None
 
 
-def _module_subject(module: Any, name: str, runtime: ModuleType) -> Subject:
+def _module_subject(module: Any, name: str, runtime: ModuleType) -> Subject[Program]:
     """Return what is pending of a module's parameters, buffers and gradients."""
     named = [*module.named_parameters(), *module.named_buffers()]
     named += [(f"{path}.grad", t.grad) for path, t in named if t.grad is not None]
@@ -397,7 +398,7 @@ def _is_tensor(thing: Any) -> bool:
 
 def pending_subject(
     inspection: Inspection, names: Mapping[Any, str] | None = None, first: Form = "ir"
-) -> Subject:
+) -> Subject[Program]:
     """Return a pending graph, whose values can be looked at."""
     graph = inspection.graph
     if not graph.nodes:
@@ -413,7 +414,7 @@ def pending_subject(
 
 def _graph_subject(
     graph: Graph, runtime: ModuleType | None, first: Form = "ir"
-) -> Subject:
+) -> Subject[Program]:
     """Return a graph, with its values as long as its step is pending."""
     if runtime is not None:
         from lazyrt.errors import LostValueError
@@ -431,7 +432,7 @@ def _lowered(
     names: Mapping[Any, str],
     inspection: Inspection | None,
     no_values: str = "",
-) -> Subject:
+) -> Subject[Program]:
     computation = graph.lower()
 
     def lowered(form: Form, text_of: Callable[[], str]) -> Callable[[], Program]:
@@ -471,7 +472,7 @@ def _lowered(
     return subject
 
 
-def _step_subject(target: Target, runtime: ModuleType) -> Subject:
+def _step_subject(target: Target, runtime: ModuleType) -> Subject[Program]:
     """Return a finished step, with the values that are held or can be computed again."""
     step, inspection, name = cast("int", target.step), target.inspection, target.name
     if inspection is None:
@@ -488,7 +489,7 @@ def _step_subject(target: Target, runtime: ModuleType) -> Subject:
     )
 
 
-def _text_subject(graph: HloGraph) -> Subject:
+def _text_subject(graph: HloGraph) -> Subject[Program]:
     shown = unwrapped(graph)
     form: Form = "stablehlo" if type(graph.source).__name__ == "MlirModule" else "hlo"
     if any(op.startswith("aten.") for op in shown.ops):
