@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from lazyviz.inspection.subjects import (
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, named_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import ModuleType, TracebackType
 
 
@@ -122,6 +123,20 @@ class Typed(NamedTuple):
     namespace: Mapping[str, Any]
 
 
+class Option(NamedTuple):
+    """An option of a view's line.
+
+    Attributes:
+        name: Such as `--sort`.
+        takes: What stands behind it, such as `COLUMN`; empty for nothing.
+        words: Returns what that may be; None for any word.
+    """
+
+    name: str
+    takes: str = ""
+    words: Callable[[], Sequence[str]] | None = None
+
+
 class ReportPart(NamedTuple):
     """A view's part of a session's report: its title, and the bytes that it may take."""
 
@@ -137,7 +152,8 @@ class View:
         make: Returns what it shows, None after it has shown it.
         usage: What the help page says: the form of the line, and what it does.
         topic: The heading of the help page under which it stands.
-        offers: Returns what may follow, for the Tab key.
+        offers: Returns what may follow, for the Tab key, besides options.
+        options: What may stand anywhere behind the name.
         report: Its part of a session's report.
     """
 
@@ -146,7 +162,18 @@ class View:
     usage: Mapping[str, str]
     topic: str
     offers: Callable[[Typed], Iterable[str]]
+    options: tuple[Option, ...] = ()
     report: ReportPart | None = None
+
+    def completions(self, typed: Typed) -> list[str]:
+        """Return what may follow some words of a line."""
+        for option in self.options:
+            if option.takes and typed.given[-1:] == [option.name]:
+                return list(option.words()) if option.words is not None else []
+        unused = [each.name for each in self.options if each.name not in typed.given]
+        if typed.start.startswith("-"):
+            return unused
+        return [*self.offers(typed), *(() if typed.given else unused)]
 
 
 def view(
@@ -156,6 +183,7 @@ def view(
     magic: str = "",
     topic: str = HISTORY,
     offers: Callable[[Typed], Iterable[str]] | tuple[str, ...] = (),
+    options: tuple[Option, ...] = (),
     report: ReportPart | None = None,
 ) -> Callable[[Callable[[Command], Part | None]], Callable[[Command], Part | None]]:
     """Register a function as the view `%lazy NAME`.
@@ -166,6 +194,7 @@ def view(
         magic: What may stand behind the name, such as `[STEP]`.
         topic: The heading of the help page under which it stands.
         offers: What the Tab key offers as the first word, or a function of what is typed.
+        options: What may stand anywhere behind the name; see `Command.read`.
         report: Makes it a part of a session's report.
     """
 
@@ -178,7 +207,7 @@ def view(
             for form, words in forms.items()
         }
         offer = offers if callable(offers) else _first(offers)
-        VIEWS[name] = View(name, make, usage, topic, offer, report)
+        VIEWS[name] = View(name, make, usage, topic, offer, options, report)
         return make
 
     return register
@@ -196,17 +225,6 @@ def tensors(typed: Typed) -> Iterable[str]:
 def graphs(typed: Typed) -> Iterable[str]:
     """Return what names a graph: the last step, and tensors."""
     return () if typed.given else (LAST, *typed.tensors)
-
-
-def options(*names: str) -> Callable[[Typed], Iterable[str]]:
-    """Return a completer of options that may stand anywhere, each once."""
-
-    def offer(typed: Typed) -> Iterable[str]:
-        if not typed.start.startswith("-"):  # there IPython offers paths
-            return ()
-        return [name for name in names if name not in typed.given]
-
-    return offer
 
 
 def help_page(name: str = "") -> Doc:
@@ -255,10 +273,57 @@ class Command:
 
     def refuse_rest(self) -> None:
         """Refuse what stands behind a subcommand that takes nothing."""
-        if self.rest:
+        self.refuse([self.rest] if self.rest else [])
+
+    def refuse(self, words: Sequence[str]) -> None:
+        """Refuse words that are no options of a subcommand that takes no others."""
+        if words:
+            names = [option.name for option in VIEWS[self.name].options]
+            takes = f"only {', '.join(names)}" if names else "nothing"
             raise UsageError(
-                f"%lazy {self.name} takes nothing after it, but got {self.rest!r}."
+                f"%lazy {self.name} takes {takes} after it, but got {' '.join(words)!r}."
             )
+
+    def read(self) -> tuple[list[str], dict[str, str]]:
+        """Return the words of the line, and by its options what they take.
+
+        What stands in quotes is one word, with them.
+
+        Raises:
+            UsageError: There is no such option, or it takes something else.
+        """
+        with refused(f"%lazy {self.name} {self.rest}: "):
+            words = shlex.split(self.rest, posix=False)
+        known = {option.name: option for option in VIEWS[self.name].options}
+        rest: list[str] = []
+        found: dict[str, str] = {}
+        while words:
+            word = words.pop(0)
+            if word in known:
+                found[word] = self._taken(known[word], words)
+            elif word.startswith("--"):
+                raise UsageError(
+                    f"%lazy {self.name} has no option {word}. It has {', '.join(known)}."
+                )
+            else:
+                rest.append(word)
+        return rest, found
+
+    def _taken(self, option: Option, words: list[str]) -> str:
+        """Return what stands behind an option, which may be two words, and take it away."""
+        if not option.takes:
+            return option.name
+        allowed = option.words() if option.words is not None else words[:1]
+        for count in (2, 1):
+            taken = " ".join(words[:count])
+            if taken in allowed:
+                del words[:count]
+                return taken.strip("'\"")
+        listed = f": {', '.join(allowed)}" if option.words is not None else ""
+        given = f"not {words[0]!r}" if words else "and nothing stands behind it"
+        raise UsageError(
+            f"%lazy {self.name} {option.name} takes {option.takes}{listed}, {given}."
+        )
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression in the shell's namespace.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
@@ -30,14 +30,13 @@ from lazyviz.render.html import markup
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazyrt import LiveReport
     from lazyrt.tools import LiveRow, Name
     from lazyviz.doc import Part
     from lazyviz.inspection.protocol import Reply
-    from lazyviz.views import Typed
 
 
 _MAX_ROWS = 300
@@ -56,7 +55,6 @@ _MEANS = {
 TRACEBACK = "traceback"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
-_COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
 _OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque"))
 _MAX_STILL = 3
 _UNDERSCORES = ("_", "__", "___")
@@ -148,90 +146,19 @@ def variable_question(name: str, count: int, size: str) -> str:
     return question(asked, name, f"delete {name}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What follows `%lazy live`.
-
-    Attributes:
-        above: List only tensors that need more pending ops than this; 0 lists all.
-        sort: A column of the report.
-        reverse: Whether its order is turned round.
-    """
-
-    above: int = 0
-    sort: str = "size"
-    reverse: bool = False
-
-
-def offered(typed: Typed) -> Iterable[str]:
-    """Return what may follow some words behind `%lazy live`."""
-    if typed.given[-1:] == ["--sort"]:
-        from lazyrt.tools import LIVE_COLUMNS
-
-        return LIVE_COLUMNS
-    names = ("--above", "--reverse", "--sort")
-    return [name for name in names if name not in typed.given]
-
-
-def options(rest: str) -> Options:
-    """Return the options of a `%lazy live` line.
-
-    Raises:
-        ValueError: There is no such option or column.
-
-    Example:
-        >>> options("--sort age --above 500")
-        Options(above=500, sort='age', reverse=False)
-    """
-    from lazyrt.tools import LIVE_COLUMNS
-
-    words = rest.split()
-    found: dict[str, Any] = {}
-    while words:
-        if words[0] == "--sort":
-            found["sort"], words = _column(words[1:], LIVE_COLUMNS)
-        elif words[0] == "--above":
-            found["above"], words = _count(words[1:])
-        elif words[0] == "--reverse":
-            found["reverse"], words = True, words[1:]
-        else:
-            raise ValueError(
-                f"%lazy live {rest}: {words[0]!r} is no option. It has --sort COLUMN "
-                f"({', '.join(LIVE_COLUMNS)}), --reverse, and --above N for tensors that need "
-                "more than N pending ops."
-            )
-    return Options(**found)
-
-
-def _column(words: Sequence[str], columns: Sequence[str]) -> tuple[str, list[str]]:
-    for count in (2, 1):
-        column = " ".join(words[:count]).lower()
-        column = _COLUMNS.get(column, column)
-        if column in columns:
-            return column, list(words[count:])
-    given = f"there is no column {words[0]!r}" if words else "no column is named"
-    raise ValueError(f"%lazy live --sort: {given}. Take one of {', '.join(columns)}.")
-
-
-def _count(words: Sequence[str]) -> tuple[int, list[str]]:
-    if not words or not words[0].isdecimal():
-        given = f"{words[0]!r} is no number" if words else "no number is given"
-        raise ValueError(
-            f"%lazy live --above: {given}. Give a number of pending ops, such as --above 500, "
-            "to list the tensors that need more than that."
-        )
-    return int(words[0]), list(words[1:])
-
-
 def report(
-    runtime: ModuleType, shell: Any, chosen: Options | None = None
+    runtime: ModuleType,
+    shell: Any,
+    *,
+    above: int = 0,
+    sort: str = "size",
+    reverse: bool = False,
 ) -> LiveReport:
     """Return the live tensors, with a shell's variables, if any, among the places to look."""
-    wanted = chosen or Options()
     found: LiveReport = runtime.live_tensors_report(
-        wanted.above, namespace=None if shell is None else shell.user_ns
+        above, namespace=None if shell is None else shell.user_ns
     )
-    return found.sorted(wanted.sort, reverse=wanted.reverse)
+    return found.sorted(sort, reverse=reverse)
 
 
 # --- letting go
@@ -405,12 +332,18 @@ class LiveTable(PageTable):
     what = "live tensors"
 
     def __init__(
-        self, runtime: ModuleType, shell: Any, chosen: Options | None = None
+        self,
+        runtime: ModuleType,
+        shell: Any,
+        *,
+        above: int = 0,
+        sort: str = "size",
+        reverse: bool = False,
     ) -> None:
         self._runtime = runtime
         self._shell = shell
-        self._chosen = chosen or Options()
-        super().__init__(self._chosen.sort, reverse=self._chosen.reverse)
+        self._above = above
+        super().__init__(sort, reverse=reverse)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -420,10 +353,10 @@ class LiveTable(PageTable):
         return LIVE_COLUMNS
 
     def _made(self) -> tuple[str, str]:
-        chosen = replace(self._chosen, sort=self._sort, reverse=self._reverse)
-        found = report(self._runtime, self._shell, chosen)
+        chosen: Any = {"sort": self._sort, "reverse": self._reverse}
+        found = report(self._runtime, self._shell, above=self._above, **chosen)
         leads_to = {row.id: targets(row, self._shell.user_ns) for row in found.rows}
-        body = live_table(found, leads_to, self._sort, reverse=self._reverse)
+        body = live_table(found, leads_to, **chosen)
         return found.summary, body
 
     def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:

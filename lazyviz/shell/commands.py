@@ -26,13 +26,14 @@ from lazyviz.views import (
     PENDING,
     RESOURCES,
     Command,
+    Option,
     ReportPart,
     names_hint,
     view,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from lazyrt import Computation
     from lazyviz.inspection.curves import Curves
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 
 _EXPORT = "--export"
-_METRICS_OPTIONS = ("--legacy", "--raw")
-_REPORT_OPTIONS = ("--force", "--no-source")
 _KIB = 2**10
 _NOTHING_TO_DROP = (
     "Nothing is pending, so nothing was dropped. %lazy drop NAME lets go of a tensor; "
@@ -159,7 +158,7 @@ def _buckets(asked: Command) -> Doc:
     help=f"where the time of the last N cells went; {_EXPORT} FILE.json writes the session for "
     "Perfetto",
     topic=RESOURCES,
-    offers=lambda at: views.options(_EXPORT)(at) if not at.given else (),
+    options=(Option(_EXPORT, "FILE.json"),),
 )
 def _timeline(asked: Command) -> Doc:
     from lazyviz.timing import timeline as timelines
@@ -231,19 +230,22 @@ def _compile(asked: Command) -> Doc:
     help="counts and times of the whole session, and what stands out; --raw and --legacy print "
     "torch_xla's format",
     topic=RESOURCES,
-    offers=_METRICS_OPTIONS,
+    options=(Option("--legacy"), Option("--raw")),
     report=ReportPart("Metrics", 512 * _KIB),
 )
 def _metrics(asked: Command) -> Doc:
-    if not asked.rest:
+    rest, options = asked.read()
+    asked.refuse(rest)
+    if not options:
         return parse_report(asked.runtime.metrics_report("dict")).doc()
-    if asked.rest not in _METRICS_OPTIONS:
-        raise UsageError(
-            f"%lazy metrics {asked.rest}: the only options are --raw (the report in torch_xla's "
-            "format) and --legacy (the same with the original's rounding)."
-        )
-    is_legacy = asked.rest == "--legacy"
+    is_legacy = "--legacy" in options
     return Doc([Sentence(asked.runtime.metrics_report(legacy=is_legacy))])
+
+
+def _live_columns() -> Sequence[str]:
+    from lazyrt.tools import LIVE_COLUMNS
+
+    return LIVE_COLUMNS
 
 
 @view(
@@ -251,33 +253,34 @@ def _metrics(asked: Command) -> Doc:
     help="tensors on the device: size, age, line, who holds them, what grows; --sort COLUMN, "
     "--reverse, --above N pending ops",
     topic=RESOURCES,
-    offers=live.offered,
+    options=(
+        Option("--above", "a number of pending ops"),
+        Option("--reverse"),
+        Option("--sort", "a column", _live_columns),
+    ),
     report=ReportPart("Live tensors", 256 * _KIB),
 )
 def _live(asked: Command) -> Doc:
     runtime, shell = asked.runtime, asked.shell
-    with views.refused():
-        chosen = live.options(asked.rest)
-    found = live.report(runtime, shell, chosen)
+    rest, options = asked.read()
+    asked.refuse(rest)
+    above = options.get("--above", "0")
+    if not above.isdecimal():
+        raise UsageError(f"%lazy live --above: {above!r} is no number of pending ops.")
+    chosen: dict[str, Any] = {
+        "above": int(above),
+        "sort": options.get("--sort", "size"),
+        "reverse": "--reverse" in options,
+    }
+    found = live.report(runtime, shell, **chosen)
 
     def widget() -> Any:
         from lazyviz.widgets import TableView
 
-        return TableView(live.LiveTable(runtime, shell, chosen), "lzl-twin", shell)
+        return TableView(live.LiveTable(runtime, shell, **chosen), "lzl-twin", shell)
 
     shown = live.live_doc(found)
     return Doc([shown], css_class="lzl-twin", live=widget if found.rows else None)
-
-
-def _cache_words(at: Typed) -> Iterable[str]:
-    match at.given:
-        case []:
-            return ("--sort", "drop")
-        case ["--sort"]:
-            return tables.ORDERS
-        case ["drop"]:
-            return ("all", "older")
-    return ()
 
 
 @view(
@@ -285,20 +288,23 @@ def _cache_words(at: Typed) -> Iterable[str]:
     help="executables in memory and on disk: age, size, line, hits; --sort COLUMN; cache drop "
     "KEY, drop all, drop older 7d",
     topic=RESOURCES,
-    offers=_cache_words,
+    offers=lambda at: {(): ("drop",), ("drop",): ("all", "older")}.get(
+        (*at.given,), ()
+    ),
+    options=(Option("--sort", "an order", lambda: tables.ORDERS),),
     report=ReportPart("Executables", 256 * _KIB),
 )
 def _cache(asked: Command) -> Doc:
     runtime = asked.runtime
-    command, *words = asked.rest.split() or [""]
-    with views.refused():
-        if command == "drop":
-            return Doc([Sentence(tables.drop(runtime, words))])
-        if command == "--sort" and len(words) == 1:
-            found = tables.ordered(runtime.cached_executables(), words[0])
-            return tables.doc(found)
-    if command:
+    words, options = asked.read()
+    if words[:1] == ["drop"]:
+        with views.refused():
+            return Doc([Sentence(tables.drop(runtime, words[1:]))])
+    if words:
         raise UsageError(tables.unknown(asked.rest))
+    if options:
+        found = tables.ordered(runtime.cached_executables(), options["--sort"])
+        return tables.doc(found)
     entries = runtime.cached_executables()
 
     def widget() -> Any:
@@ -382,24 +388,21 @@ def _off(asked: Command) -> None:
     help="the session as one web page for a bug report, FILE.html; --no-source leaves the "
     "cells' source out, --force replaces any file",
     topic=PASSED_ON,
-    offers=views.options(*_REPORT_OPTIONS),
+    options=(Option("--force"), Option("--no-source")),
 )
 def _report(asked: Command) -> Doc:
     from lazyviz.documents import session_report
 
-    with views.refused(f"%lazy report {asked.rest}: "):
-        words = shlex.split(asked.rest)
-    names = [word for word in words if not word.startswith("--")]
-    unknown = [word for word in words if word.startswith("--")]
-    flags = set(_REPORT_OPTIONS) & set(unknown)
-    if len(names) != 1 or set(unknown) != flags:
+    names, options = asked.read()
+    if len(names) != 1:
         raise UsageError(
-            f"%lazy report takes one file, such as report.html, and knows the options "
-            f"--no-source and --force; it got {asked.rest!r}."
+            f"%lazy report takes one file, such as report.html; it got {asked.rest!r}."
         )
     with views.refused("%lazy report: ", session_report.ReportError):
         written = session_report.write(
-            names[0], source="--no-source" not in flags, force="--force" in flags
+            names[0].strip("'\""),
+            source="--no-source" not in options,
+            force="--force" in options,
         )
     return Doc([Sentence(str(written))])
 
@@ -499,20 +502,13 @@ def _ir(asked: Command) -> Doc:
     magic="[EXPR]",
     help=f"its HLO as XLA optimised it; {_STABLEHLO}: as lowered",
     topic=PENDING,
-    offers=lambda at: (
-        (LAST, *at.tensors, *(() if _STABLEHLO in at.given else (_STABLEHLO,)))
-    ),
+    offers=lambda at: (LAST, *at.tensors),
+    options=(Option(_STABLEHLO),),
 )
 def _hlo(asked: Command) -> Doc:
-    words = asked.rest.split()
-    unknown = [word for word in words if word.startswith("--") and word != _STABLEHLO]
-    if unknown or words.count(_STABLEHLO) > 1:
-        raise UsageError(
-            f"%lazy hlo has no option {[*unknown, _STABLEHLO][0]}. Its only option is "
-            f"{_STABLEHLO}."
-        )
-    is_lowered = _STABLEHLO in words
-    target = asked.target(asked.rest.replace(_STABLEHLO, "").strip())
+    words, options = asked.read()
+    is_lowered = bool(options)
+    target = asked.target(" ".join(words))
     computation = _computation(asked, target)
     if is_lowered:
         listing = with_named_files(computation.as_text("stablehlo"), file_text)
@@ -590,8 +586,6 @@ _DIFF_FORMS: dict[str, Form] = {_STABLEHLO: "stablehlo", "--hlo": "optimised"}
 
 
 def _two_programs(at: Typed) -> Iterable[str]:
-    if at.start.startswith("-"):
-        return (*_DIFF_FORMS, _EXPORT)
     return (LAST, *at.tensors) if len(at.given) < 2 else ()  # noqa: PLR2004
 
 
@@ -604,21 +598,15 @@ def _two_programs(at: Typed) -> Iterable[str]:
         "or a .dot",
     },
     offers=_two_programs,
+    options=(*map(Option, _DIFF_FORMS), Option(_EXPORT, "FILE")),
 )
 def _diff(asked: Command) -> Doc:
     from lazyviz.inspection import comparison
 
     runtime = asked.runtime
-    words = _words(asked.rest)
-    form: Form = next(
-        (_DIFF_FORMS[word] for word in words if word in _DIFF_FORMS), "ir"
-    )
-    words = [word for word in words if word not in _DIFF_FORMS]
-    target = ""
-    if _EXPORT in words[:-1]:
-        place = words.index(_EXPORT)
-        target = words[place + 1].strip("'\"")
-        del words[place : place + 2]
+    words, options = asked.read()
+    form: Form = next((_DIFF_FORMS[o] for o in options if o in _DIFF_FORMS), "ir")
+    target = options.get(_EXPORT)
     if words == [LAST]:
         steps = comparison.last_two(runtime)
         if steps is None:
@@ -660,7 +648,7 @@ def _minimise(asked: Command) -> Doc:
     from lazyviz.inspection import comparison
 
     _ = asked.runtime
-    words = _words(asked.rest)
+    words, _ = asked.read()
     if len(words) != 2:  # noqa: PLR2004
         raise UsageError(
             f"%lazy minimise takes a program and what to look for, such as %lazy minimise "
@@ -718,11 +706,3 @@ def _launch(asked: Command) -> Doc:
             "got none. lazyviz.launch(function, processes=4) runs a function of the notebook."
         )
     return launch(*words, processes=count).doc()
-
-
-def _words(rest: str) -> list[str]:
-    """Return the words of a line; what stands in quotes is one, with them."""
-    try:
-        return shlex.split(rest, posix=False)
-    except ValueError:  # a quote without its end, which `value` tells of
-        return rest.split()

@@ -49,7 +49,7 @@ def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
         offered = sorted(VIEWS)
     elif given[0] in VIEWS:
         names = [name for name, _ in named_tensors(namespace)]
-        offered = VIEWS[given[0]].offers(Typed(given[1:], start, names, namespace))
+        offered = VIEWS[given[0]].completions(Typed(given[1:], start, names, namespace))
     else:
         return []
     return [word for word in offered if word.startswith(start)]

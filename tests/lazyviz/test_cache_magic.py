@@ -149,7 +149,7 @@ def test_the_table_is_sorted_by_a_word(lab, folder, capsys):
     run(lab, "%lazy cache --sort colour")
 
     assert [row.split()[4] for row in rows] == ["4", "2"]
-    assert "there is no order 'colour'" in capsys.readouterr().err
+    assert "holds, line, not 'colour'" in capsys.readouterr().err
 
 
 def test_a_static_copy_says_the_same_without_buttons(lab, folder):

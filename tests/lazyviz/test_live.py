@@ -83,7 +83,7 @@ def test_live_sorts_and_filters(space):
 
     for options, first in [
         ("", "big"),
-        ("--sort bytes --reverse", "a"),
+        ("--sort size --reverse", "a"),
         ("--sort name", "a"),
         ("--sort ops", "deep"),
         ("--sort made at", "big"),
@@ -101,9 +101,9 @@ def test_mistakes_are_explained(space, capsys):
         ("%lazy drop traceback", "no exception was shown since the last drop"),
         (
             "%lazy live --sort colour",
-            "there is no column 'colour'. Take one of id, name",
+            "--sort takes a column: id, name, type, size, ops, age, made at, held by, not 'colour'",
         ),
-        ("%lazy live --above many", "'many' is no number"),
+        ("%lazy live --above many", "'many' is no number of pending ops"),
         ("%lazy drop nothing", "there is no variable of this name"),
         ("%lazy drop history[0]", "Run `del history[0]`, or %lazy drop history"),
         ("%lazy drop n", "it leads to no tensor on the lazy device"),
