@@ -381,53 +381,32 @@ def inside_of(graph: Graph, node: int) -> list[tuple[str, Graph]]:
     return [(name, inner) for name, inner in found if inner is not None]
 
 
-class HloCosts:
-    """Bytes and floating-point operations of a program's nodes, called ones included."""
+def bytes_of(graph: Graph) -> dict[int, float]:
+    """Return the bytes of each node's result."""
+    types = enumerate(graph.types)
+    return {k: float(type_bytes(t)) for k, t in types if graph.ops[k] not in _FREE}
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._inside: dict[str, float] = {}
 
-    def bytes(self) -> dict[int, float]:
-        """Return the bytes of each node's result."""
-        graph = self._graph
-        return {
-            node: float(type_bytes(type_text))
-            for node, (op, type_text) in enumerate(
-                zip(graph.ops, graph.types, strict=True)
-            )
-            if op not in _FREE
-        }
+def flops_of(
+    graph: Graph, known: dict[str, float] | None = None, depth: int = 0
+) -> dict[int, float]:
+    """Return the floating-point operations of each node with what it calls.
 
-    def flops(self) -> dict[int, float]:
-        """Return the floating-point operations of each node; a loop's body counts once."""
-        return self._flops(self._graph, 0)
-
-    def _flops(self, graph: Graph, depth: int) -> dict[int, float]:
-        return {
-            node: self._of(graph, node, depth)
-            for node, op in enumerate(graph.ops)
-            if op not in _FREE
-        }
-
-    def _of(self, graph: Graph, node: int, depth: int) -> float:
-        op, _, attrs, _ = graph.label(node)
-        if (
-            "#" in attrs
-            and op not in {"reduce", "map", "sort", "scatter"}
-            and depth < _DEEPEST
-        ):
-            known = self._inside.get(attrs)
-            if known is None:
-                known = sum(
-                    sum(self._flops(inner, depth + 1).values())
-                    for _, inner in inside_of(graph, node)
-                )
-                self._inside[attrs] = known
-            if known:
-                return known
+    A loop's body counts once. `known` has those of what is called, by attributes.
+    """
+    known = {} if known is None else known
+    found = {}
+    for node, (op, attrs) in enumerate(zip(graph.ops, graph.attrs, strict=True)):
+        if op in _FREE:
+            continue
+        calls = "#" in attrs and op not in {"reduce", "map", "sort", "scatter"}
+        if calls and depth < _DEEPEST and attrs not in known:
+            inner = (flops_of(g, known, depth + 1) for _, g in inside_of(graph, node))
+            known[attrs] = sum(sum(each.values()) for each in inner)
         types = [graph.types[operand] for operand in graph.operands[node]]
-        return float(flops(op, graph.types[node], types, attrs))
+        within = known.get(attrs, 0.0) if calls else 0.0
+        found[node] = within or float(flops(op, graph.types[node], types, attrs))
+    return found
 
 
 def origins_of(graph: Graph, node: int) -> set[tuple[str, str, str]]:

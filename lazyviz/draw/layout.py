@@ -536,20 +536,6 @@ def _columns(layers: _Layers) -> list[float]:
     return [x - margin for x in xs]
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Neighbours that stand as close as they may."""
-
-    position: float
-    weight: float
-    items: int
-
-    def joined(self, other: _Block) -> _Block:
-        weight = self.weight + other.weight
-        moment = self.position * self.weight + other.position * other.weight
-        return _Block(moment / weight, weight, self.items + other.items)
-
-
 def _settle(
     layers: _Layers,
     row: list[int],
@@ -558,21 +544,20 @@ def _settle(
     xs: list[float],
 ) -> None:
     """Move a layer's items as near to `wanted` as order and gaps allow (least squares)."""
-    offset = 0.0
-    offsets: list[float] = []
-    blocks: list[_Block] = []
-    for i, item in enumerate(row):
-        if i:
-            offset += layers.distance(row[i - 1], item)
-        offsets.append(offset)
-        blocks.append(_Block(wanted[i] - offset, weights[i], 1))
-        while len(blocks) > 1 and blocks[-2].position > blocks[-1].position:
-            blocks[-2:] = [blocks[-2].joined(blocks[-1])]
-    start = 0
-    for block in blocks:
-        for i in range(start, start + block.items):
-            xs[row[i]] = block.position + offsets[i]
-        start += block.items
+    apart = itertools.starmap(layers.distance, itertools.pairwise(row))
+    offsets = list(itertools.accumulate(apart, initial=0.0))
+    # Neighbours that stand as close as they may: position, weight, how many.
+    blocks: list[tuple[float, float, int]] = []
+    for place, offset, weight in zip(wanted, offsets, weights, strict=False):
+        x, heavy, count = place - offset, weight, 1
+        while blocks and blocks[-1][0] > x:
+            left, other, more = blocks.pop()
+            x = (left * other + x * heavy) / (other + heavy)
+            heavy, count = heavy + other, count + more
+        blocks.append((x, heavy, count))
+    places = (x for x, _, count in blocks for _ in range(count))
+    for item, place, offset in zip(row, places, offsets, strict=False):
+        xs[item] = place + offset
 
 
 def _rows(layers: _Layers, sizes: Sequence[tuple[float, float]]) -> list[float]:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from lazygraph import ValueTrace
+    from lazygraph import Hunk, ValueTrace
     from lazyviz.draw.diff import Side, Spot
     from lazyviz.draw.model import Change
     from lazyviz.inspection.programs import Form, HloProgram
@@ -338,33 +338,31 @@ class DiffView(Displayed):
     def as_json(self) -> dict[str, Any]:
         """Return a diff as data of JSON's types; nodes are named as in the texts."""
         found, a, b = self.diff, self.diff.a, self.diff.b
+
+        def pairs(nodes: Iterable[tuple[int, int]]) -> list[list[str]]:
+            return [[a.names[x], b.names[y]] for x, y in nodes]
+
+        def edits(of: GraphDiff | Hunk) -> dict[str, Any]:
+            return {
+                "added": [b.names[y] for y in of.added],
+                "removed": [a.names[x] for x in of.removed],
+                "changed": pairs(of.changed),
+                "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in of.rewired],
+            }
+
         return {
             "a": {"name": a.name, "instructions": len(a), "dead": len(a.dead)},
             "b": {"name": b.name, "instructions": len(b), "dead": len(b.dead)},
             "cost": found.cost,
-            "added": [b.names[y] for y in found.added],
-            "removed": [a.names[x] for x in found.removed],
-            "changed": [[a.names[x], b.names[y]] for x, y in found.changed],
-            "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in found.rewired],
+            **edits(found),
             "outputs": {
                 "added": [b.names[y] for y in found.outputs.added],
                 "removed": [a.names[x] for x in found.outputs.removed],
             },
-            "regrouped": [[a.names[x], b.names[y]] for x, y in found.regrouped.pairs],
-            "moved_parameters": [
-                [a.names[x], b.names[y]] for x, y in found.moved_parameters
-            ],
+            "regrouped": pairs(found.regrouped.pairs),
+            "moved_parameters": pairs(found.moved_parameters),
             "hunks": [
-                {
-                    "scope": hunk.scope,
-                    "site": hunk.site,
-                    "added": [b.names[y] for y in hunk.added],
-                    "removed": [a.names[x] for x in hunk.removed],
-                    "changed": [[a.names[x], b.names[y]] for x, y in hunk.changed],
-                    "rewired": [
-                        [a.names[r.a], b.names[r.b], r.slot] for r in hunk.rewired
-                    ],
-                }
+                {"scope": hunk.scope, "site": hunk.site, **edits(hunk)}
                 for hunk in found.hunks()
             ],
         }

@@ -16,7 +16,14 @@ from lazygraph.graph import CONSTANT
 from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
-from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
+from lazyviz.draw.boxes import (
+    bytes_of,
+    draw_graph,
+    draw_hlo,
+    flops_of,
+    inside_of,
+    origins_of,
+)
 from lazyviz.draw.diff_text import graph_lines
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words
@@ -311,22 +318,18 @@ class HloProgram(Program):
         """Return those that metadata names, of a fusion all that it holds."""
         return origins_of(self.graph, node)
 
-    @cached_property
-    def _costs(self) -> HloCosts:
-        return HloCosts(self.graph)
-
     def overlay(self, name: str) -> Overlay:
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
         if name == "bytes":
-            return Amounts(title="bytes of results", nodes=self._costs.bytes())
-        flops = self._costs.flops()
+            return Amounts(title="bytes of results", nodes=bytes_of(self.graph))
+        flops = flops_of(self.graph)
         if name == "flops":
             return Amounts(
                 title="FLOPs, counted from types", nodes=flops, words=count_words
             )
-        nbytes = self._costs.bytes()
+        nbytes = bytes_of(self.graph)
         return _shares(
             {k: max(flops[k] / FLOPS_PER_NS, nbytes[k] / BYTES_PER_NS) for k in flops}
         )
