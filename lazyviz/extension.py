@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import lazygraph
 from lazyviz import formatters, session
-from lazyviz.render.strip import has_copy_button
 from lazyviz.render.text import plural
 from lazyviz.session import SHELL_ATTRIBUTE, Session
 from lazyviz.shell import displayed, magics, tracebacks
@@ -42,7 +41,7 @@ class Extension:
         self._shell: Any = shell
         self._open: list[ExecutionInfo] = []
         self._undo: list[Callable[[], None]] = []
-        self._copying: Any = None
+        self._page: Any = None
         self._cancelled: tuple[str, int] | None = None
 
     def install(self) -> None:
@@ -66,7 +65,7 @@ class Extension:
         shell = self._shell
         self._hook_events()
         self._undo.append(displayed.install(shell.displayhook))
-        self._undo += formatters.install(shell, self._wake_copying)
+        self._undo += formatters.install(shell, self._wake_page)
         self._undo += magics.install(shell, self.session)
         self._undo += tracebacks.install(shell)
         # Loaded from within a cell, what that cell goes on to do is recorded too.
@@ -173,20 +172,18 @@ class Extension:
             with _logged("the drawing of a strip"):
                 data["text/html"] = strip.to_html()
         self._shell.display_pub.publish(data, metadata={})
-        if has_copy_button(strip) or strip.barriers:
-            self._wake_copying()
+        if strip.barriers:
+            self._wake_page()
 
-    def _wake_copying(self) -> None:
-        """Let the buttons of strips and the heat maps of this session answer, from the first one on."""
-        if self._copying is not None or not displayed.has_page(self._shell):
+    def _wake_page(self) -> None:
+        """Let strips and the heat maps of this session answer, from the first one on."""
+        if self._page is not None or not displayed.has_page(self._shell):
             return
-        with _logged("the buttons of strips"), contextlib.suppress(ImportError):
-            from lazyviz.widgets import (
-                CopyLines,
-            )  # without it the lines can be selected
+        with _logged("the page of strips"), contextlib.suppress(ImportError):
+            from lazyviz.widgets import StripPage
 
-            self._copying = CopyLines(_next_step)
-            self._undo.append(self._copying.close)
+            self._page = StripPage(_next_step)
+            self._undo.append(self._page.close)
 
 
 def _next_step() -> tuple[int, str]:

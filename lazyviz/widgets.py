@@ -223,13 +223,13 @@ class TimelineView(anywidget.AnyWidget):
         return fallback("timeline")
 
 
-class CopyLines(anywidget.AnyWidget):
+class StripPage(anywidget.AnyWidget):
     """Listens in the page, and profiles the next step when it is asked to; holds nothing of it.
 
     `capture` profiles that step; it returns how many steps that were, and HTML.
     """
 
-    _esm = script("copy_lines")
+    _esm = script("strip_page")
 
     def __init__(self, capture: Callable[[], tuple[int, str]]) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class CopyLines(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return "<buttons that copy lines>"
+        return "<page of strips>"
 
     def _received(self, _widget: object, content: object, _buffers: object) -> None:
         if content == {"kind": "capture"}:

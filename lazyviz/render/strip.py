@@ -39,11 +39,6 @@ _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
 _SMALL_BAR_WIDTH = 84
 _SMALL_BAR_HEIGHT = 8
-# Empty and hidden until `lazyviz.widgets` wakes it, so that a saved notebook shows none.
-_COPY_BUTTON = (
-    '<button type="button" class="lzb-copy" style="display:none" aria-label="Copy these lines" '
-    'data-lm-suppress-shortcuts="true"></button>'
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -369,11 +364,6 @@ def _line_html(strip: Strip) -> str:
     return f"{html.image(bar, 'where the time went')} " + " · ".join(parts)
 
 
-def has_copy_button(strip: Strip) -> bool:
-    """Return whether a strip has lines to copy."""
-    return strip.apart is not None and bool(strip.apart.source)
-
-
 def _details(strip: Strip) -> list[Part]:
     parts: list[Part] = []
     if sum(dict(strip.parts).values()):
@@ -385,8 +375,8 @@ def _details(strip: Strip) -> list[Part]:
         parts.append(Points(notes))
     if strip.apart is not None and strip.apart.source:
         many = f"{len(strip.apart.tensors):,}"
-        lines = [Code(strip.apart.source), Drawn("", lambda: _COPY_BUTTON)]
-        parts.append(Fold(f"{many} reads = {many} executions: batch them", lines))
+        title = f"{many} reads = {many} executions: batch them"
+        parts.append(Fold(title, [Code(strip.apart.source)]))
     parts += strip.breaks
     graph = strip.graph
     if graph is not None and graph.boxes:

@@ -142,7 +142,7 @@ def test_a_profile_changes_neither_graph_nor_count_nor_random_numbers(lab):
 
 @pytest.mark.not_eager("counts executions of whole steps")
 def test_the_button_of_a_strip_profiles_the_next_step_and_changes_nothing(lab):
-    from lazyviz.widgets import CopyLines
+    from lazyviz.widgets import StripPage
 
     def run(before):
         lab.run_cell("torch.manual_seed(7)\nx = torch.ones(4, device='lazyrt')")
@@ -159,7 +159,7 @@ def test_the_button_of_a_strip_profiles_the_next_step_and_changes_nothing(lab):
         return counts["executions"], counts["compiles"]
 
     sent, told = [], threading.Event()
-    button = CopyLines(capture.next_step)
+    button = StripPage(capture.next_step)
 
     def send(message):
         sent.append(message)
