@@ -30,6 +30,7 @@ from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
     RequestError,
+    Subject,
     View,
     Walk,
     number,
@@ -37,7 +38,6 @@ from lazyviz.inspection.protocol import (
     search_text,
 )
 from lazyviz.inspection.subjects import (
-    Subject,
     graph_to_compare,
     is_step_name,
     step_number,
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from lazygraph import Hunk, ValueTrace
     from lazyviz.draw.diff import Side, Spot
     from lazyviz.draw.model import Change
-    from lazyviz.inspection.programs import Form, HloProgram
-    from lazyviz.inspection.protocol import Reply
+    from lazyviz.inspection.programs import HloProgram
+    from lazyviz.inspection.protocol import Form, Reply
 
 
 _BUDGET = 60

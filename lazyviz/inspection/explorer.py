@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from lazyrt import Inspection
     from lazyviz.draw.model import Box
     from lazyviz.inspection.programs import IrProgram, Program
-    from lazyviz.inspection.protocol import Reply
-    from lazyviz.inspection.subjects import Subject
+    from lazyviz.inspection.protocol import Reply, Subject
     from lazyviz.widgets import GraphView
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision

@@ -10,7 +10,7 @@ import linecache
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.graph import CONSTANT
 from lazygraph.snapshot import AUTOGRAD
@@ -27,6 +27,7 @@ from lazyviz.draw.boxes import (
 from lazyviz.draw.diff_text import graph_lines
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words
+from lazyviz.inspection.protocol import FORM_NAMES
 from lazyviz.render import text
 from lazyviz.render.text import python_call
 
@@ -37,15 +38,8 @@ if TYPE_CHECKING:
     from lazyrt import Graph, Inspection
     from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
+    from lazyviz.inspection.protocol import Form
 
-Form = Literal["ir", "stablehlo", "hlo", "optimised"]
-FORMS: tuple[Form, ...] = get_args(Form)
-FORM_NAMES: dict[Form, str] = {
-    "ir": "IR",
-    "stablehlo": "StableHLO",
-    "hlo": "HLO",
-    "optimised": "optimised HLO",
-}
 _MAX_LISTED = 60
 _MAX_ATTRIBUTES = 400
 

@@ -14,21 +14,29 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeGuard,
+    TypeVar,
+    get_args,
+)
 
 from lazyviz.draw import panel, svg
 from lazyviz.draw.layout import lay_out, to_dot
 from lazyviz.draw.svg import legend_svg
-from lazyviz.inspection.programs import FORM_NAMES
+from lazyviz.render import text
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
+    from lazyrt import Graph, Inspection
     from lazyviz.draw.fold import Folding
     from lazyviz.draw.model import DrawGraph
-    from lazyviz.inspection.programs import Form
-    from lazyviz.inspection.subjects import Subject
 
 
 Reply = dict[str, Any]
@@ -42,6 +50,18 @@ _QUOTED.maxlevel, _QUOTED.maxdict, _QUOTED.maxstring = 2, 4, 40
 MAX_FOUND = 50  # of a search, and of other lists in a panel
 MAX_HOPS = 20
 ProgramT = TypeVar("ProgramT")
+
+Form = Literal["ir", "stablehlo", "hlo", "optimised"]
+FORMS: tuple[Form, ...] = get_args(Form)
+FORM_NAMES: dict[Form, str] = {
+    "ir": "IR",
+    "stablehlo": "StableHLO",
+    "hlo": "HLO",
+    "optimised": "optimised HLO",
+}
+_NO_VALUES = (
+    "No values: the step of this program has run, or it was never recorded here."
+)
 
 
 class RequestError(ValueError):
@@ -167,6 +187,56 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
 def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a request has a whole number in a place."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Subject(Generic[ProgramT]):
+    """What the user wants to explore.
+
+    Attributes:
+        forms: The forms that it has.
+        first: The one to begin with.
+        inspection: Of a graph of a step; values come from it.
+        no_values: Why there are none without an inspection.
+        names: What its values and inputs are called.
+    """
+
+    def __init__(
+        self,
+        makers: Mapping[Form, Callable[[], ProgramT]],
+        first: Form,
+        inspection: Inspection | None = None,
+        graph: Graph | None = None,
+        no_values: str = "",
+        names: Mapping[Any, str] | None = None,
+    ) -> None:
+        self.names = names or {}
+        self.no_values = no_values or _NO_VALUES
+        self.forms = tuple(form for form in FORMS if form in makers)
+        self.first = first
+        self.inspection = inspection
+        self._makers = makers
+        self._computation = graph.lower() if graph is not None else None
+        self._made: dict[Form, ProgramT] = {}
+
+    def program(self, form: Form) -> ProgramT:
+        """Return one form, made now if nobody has asked for it yet."""
+        found = self._made.get(form)
+        if found is None:
+            found = self._made[form] = self._makers[form]()
+        return found
+
+    def price(self, form: Form) -> str:
+        """Return what making a form costs that has to be compiled for it; else empty."""
+        if form != "optimised" or form in self._made or self._computation is None:
+            return ""
+        if self._computation.known_hlo() is not None:
+            return ""
+        nodes = text.plural(len(self._computation.graph.nodes), "op")
+        about = text.duration(self._computation.estimate_compile_ns())
+        return (
+            f"XLA compiles a copy of {nodes} for the eye, about {about}. The step's own "
+            "executable, its key and its counts stay as they are."
+        )
 
 
 @dataclass(slots=True, kw_only=True)

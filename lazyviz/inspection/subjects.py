@@ -12,19 +12,14 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from lazygraph import HloError, from_ir, graph_of
 from lazygraph.snapshot import AUTOGRAD
 from lazyviz import session
 from lazyviz.draw.boxes import unwrapped
-from lazyviz.inspection.programs import (
-    FORM_NAMES,
-    FORMS,
-    HloProgram,
-    IrProgram,
-    LoweredFrom,
-)
+from lazyviz.inspection.programs import HloProgram, IrProgram, LoweredFrom
+from lazyviz.inspection.protocol import FORM_NAMES, Subject
 from lazyviz.render import text
 from lazyviz.shell.lazytensors import be_library, is_lazy
 from lazyviz.timing.compile_time import record_of_step
@@ -36,18 +31,15 @@ if TYPE_CHECKING:
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
     from lazyrt.tools import Value
-    from lazyviz.inspection.programs import Form, Program
+    from lazyviz.inspection.programs import Program
+    from lazyviz.inspection.protocol import Form
 
 
-_NO_VALUES = (
-    "No values: the step of this program has run, or it was never recorded here."
-)
 _NOTHING_YET = (
     "Nothing is pending, and no step has run yet. Record an op first, such as "
     "`x = torch.ones(3, device='lazyrt') + 1`."
 )
 LAST = "last"
-ProgramT = TypeVar("ProgramT")
 _MAX_ORIGINS = 3
 _NAME = re.compile(r"graph\.\d+")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
@@ -209,56 +201,6 @@ def graph_to_compare(thing: Any) -> HloGraph:
         return target_of(runtime, *tensors).program(runtime)
     record = _compiled(runtime, thing) if isinstance(thing, str) else None
     return graph_of(record or thing)
-
-
-class Subject(Generic[ProgramT]):
-    """What the user wants to explore.
-
-    Attributes:
-        forms: The forms that it has.
-        first: The one to begin with.
-        inspection: Of a graph of a step; values come from it.
-        no_values: Why there are none without an inspection.
-        names: What its values and inputs are called.
-    """
-
-    def __init__(
-        self,
-        makers: Mapping[Form, Callable[[], ProgramT]],
-        first: Form,
-        inspection: Inspection | None = None,
-        graph: Graph | None = None,
-        no_values: str = "",
-        names: Mapping[Any, str] | None = None,
-    ) -> None:
-        self.names = names or {}
-        self.no_values = no_values or _NO_VALUES
-        self.forms = tuple(form for form in FORMS if form in makers)
-        self.first = first
-        self.inspection = inspection
-        self._makers = makers
-        self._computation = graph.lower() if graph is not None else None
-        self._made: dict[Form, ProgramT] = {}
-
-    def program(self, form: Form) -> ProgramT:
-        """Return one form, made now if nobody has asked for it yet."""
-        found = self._made.get(form)
-        if found is None:
-            found = self._made[form] = self._makers[form]()
-        return found
-
-    def price(self, form: Form) -> str:
-        """Return what making a form costs that has to be compiled for it; else empty."""
-        if form != "optimised" or form in self._made or self._computation is None:
-            return ""
-        if self._computation.known_hlo() is not None:
-            return ""
-        nodes = text.plural(len(self._computation.graph.nodes), "op")
-        about = text.duration(self._computation.estimate_compile_ns())
-        return (
-            f"XLA compiles a copy of {nodes} for the eye, about {about}. The step's own "
-            "executable, its key and its counts stay as they are."
-        )
 
 
 def subject_of(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from lazyrt import Computation
     from lazyviz.inspection.curves import Curves
-    from lazyviz.inspection.programs import Form
+    from lazyviz.inspection.protocol import Form
     from lazyviz.views import Typed
 
 
