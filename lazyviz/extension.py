@@ -3,8 +3,7 @@
 | hook | why |
 |---|---|
 | `pre_run_cell`, `post_run_cell` | begin and end a cell's record; the strip |
-| display hook | `Out` keeps snapshots (`lazyviz.shell.displayed`) |
-| formatters | lazy tensors and graphs (`lazyviz.formatters`) |
+| display hook, formatters | what a cell displays, and what `Out` keeps (`lazyviz.shell.displayed`) |
 | magics, completer | `%lazy` (`lazyviz.shell.magics`) |
 | `lazygraph.on_runtime` | notice that the user's program imports `lazyrt` |
 """
@@ -18,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lazygraph
-from lazyviz import formatters, session
+from lazyviz import session
 from lazyviz.render.text import plural
 from lazyviz.session import SHELL_ATTRIBUTE, Session
 from lazyviz.shell import displayed, magics, tracebacks
@@ -64,8 +63,7 @@ class Extension:
     def _install(self) -> None:
         shell = self._shell
         self._hook_events()
-        self._undo.append(displayed.install(shell.displayhook))
-        self._undo += formatters.install(shell, self._wake_page)
+        self._undo += displayed.install(shell, self._wake_page)
         self._undo += magics.install(shell, self.session)
         self._undo += tracebacks.install(shell)
         # Loaded from within a cell, what that cell goes on to do is recorded too.
@@ -168,7 +166,7 @@ class Extension:
 
     def _publish(self, strip: Any) -> None:
         data = {"text/plain": strip.text()}
-        if formatters.wants_html(self._shell):
+        if displayed.wants_html(self._shell):
             with _logged("the drawing of a strip"):
                 data["text/html"] = strip.to_html()
         self._shell.display_pub.publish(data, metadata={})

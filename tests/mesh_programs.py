@@ -20,7 +20,7 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazyrt.frontend.buffers import state_of
-from lazyviz import formatters
+from lazyviz.shell import displayed as formatters
 
 if TYPE_CHECKING:
     from collections.abc import Callable

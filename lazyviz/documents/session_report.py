@@ -369,7 +369,7 @@ def _differences(facts: Facts) -> Part:
 
 
 def _pending(facts: Facts) -> Part:
-    from lazyviz.formatters import graph_doc
+    from lazyviz.shell.displayed import graph_doc
 
     if facts.runtime is None:
         return _NO_RUNTIME

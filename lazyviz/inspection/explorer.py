@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.graph import gc_paused
-from lazyviz import formatters, session
+from lazyviz import session
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part
 from lazyviz.draw import panel, svg
 from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by, unfold
@@ -43,7 +43,7 @@ from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import text
 from lazyviz.render.html import page_html
 from lazyviz.render.values import look_view, picture_axes
-from lazyviz.shell.displayed import Displayed
+from lazyviz.shell.displayed import Displayed, facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -276,7 +276,7 @@ class Explorer(Walk["Program"]):
             yield panel_reply(facts + why_not(error), box=index)
             return
         chooser = panel.slice_chooser(look, kind="input", name=box.op)
-        value = look_view(look, formatters.facts(look), chooser, at)
+        value = look_view(look, facts(look), chooser, at)
         yield panel_reply(
             f'{facts}<div data-value="{leaf.position}">{value}</div>', box=index
         )
@@ -438,7 +438,7 @@ class Explorer(Walk["Program"]):
         outputs = inspection.node(node).outputs
         chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
         return panel.value_html(
-            look_view(look, formatters.facts(look), chooser, at),
+            look_view(look, facts(look), chooser, at),
             took,
             node,
             [k for k, each in enumerate(outputs) if each is not None],

@@ -11,8 +11,8 @@ from IPython.core.error import UsageError
 
 from lazygraph.graph import HloError
 from lazygraph.read.hlo import with_lines, with_named_files
-from lazyviz import formatters, views
 from lazyviz import session as sessions
+from lazyviz import views
 from lazyviz.doc import Code, Doc, Line, Part, Sentence
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import live, tables
@@ -20,6 +20,7 @@ from lazyviz.inspection.graph_breaks import break_of
 from lazyviz.inspection.programs import file_text
 from lazyviz.inspection.subjects import LAST, NothingToShow, Target
 from lazyviz.render import text
+from lazyviz.shell.displayed import graph_doc
 from lazyviz.views import (
     CHANGES,
     PASSED_ON,
@@ -446,7 +447,7 @@ def _graph(asked: Command) -> Doc:
     hint = f"%lazy explore {named}".strip() + ": click an op to see its value"
     if target.inspection is None:  # only plain data is left of its graph
         return exploring_of(asked, named)
-    drawn = formatters.graph_doc(target.inspection, hint)
+    drawn = graph_doc(target.inspection, hint)
     return drawn if target.step is None else Doc([Line(target.name), drawn])
 
 

@@ -16,6 +16,7 @@ from lazyviz.doc import Doc, Sentence
 from lazyviz.inspection.subjects import NothingToShow
 from lazyviz.shell import commands, displayed  # noqa: F401 - its views register themselves
 from lazyviz.shell.lazytensors import named_tensors
+from lazyviz.shell.tracebacks import restorer
 from lazyviz.views import (
     CELL_USAGE,
     VIEWS,
@@ -163,28 +164,16 @@ LazyMagics.lazy.__doc__ = views.help_page().to_text()
 
 def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None]]:
     """Register the magics and their completion; return the functions that undo it."""
-    magics = LazyMagics(shell, session)
     manager = shell.magics_manager
-    tables: list[dict[str, Any]] = [manager.magics["line"], manager.magics["cell"]]
-    before = [table.get(NAME) for table in tables]
-    registry_name = LazyMagics.__name__
+    tables: list[dict[str, Any]] = [*manager.magics.values(), manager.registry]
+    before = [dict(table) for table in tables]
+    magics = LazyMagics(shell, session)
     manager.register(magics)
 
-    def unregister() -> None:
-        for table, function in zip(tables, before, strict=True):
-            # Another extension's magic of this name, registered later, stays.
-            if getattr(table.get(NAME), "__self__", None) is not magics:
-                continue
-            if function is None:
-                del table[NAME]
-            else:
-                table[NAME] = function
-        if manager.registry.get(registry_name) is magics:
-            del manager.registry[registry_name]
+    def forget() -> None:
         # Magics lists itself among the shell's configurables when it is made.
         configurables: list[Any] = shell.configurables
-        others = [each for each in configurables if each is not magics]
-        configurables[:] = others
+        configurables[:] = [each for each in configurables if each is not magics]
 
     matchers = shell.Completer.custom_matchers
     ours = matcher(shell)
@@ -194,7 +183,8 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
         if ours in matchers:
             matchers.remove(ours)
 
-    return [unregister, remove_matcher]
+    undo = list(map(restorer, tables, before))
+    return [*undo, forget, remove_matcher]
 
 
 def run_in_place(shell: Any, cell: str, number: int) -> None:

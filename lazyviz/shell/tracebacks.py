@@ -138,18 +138,22 @@ def install(shell: Any) -> list[Callable[[], None]]:
 def override(owner: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
     """Give an object other methods; return what undoes it."""
     own = vars(owner)
-    before = {name: own[name] for name in methods if name in own}
+    before = dict(own)
     own.update(methods)
+    return restorer(own, before)
+
+
+def restorer(entries: dict[str, Any], before: dict[str, Any]) -> Callable[[], None]:
+    """Return what undoes the changes made to some entries, but for those changed once more since."""
+    ours = {k: v for k, v in entries.items() if before.get(k) is not v}
 
     def undo() -> None:
-        for name, method in methods.items():
+        for name, value in ours.items():
             # Somebody who wrapped our method later keeps theirs.
-            if own.get(name) is not method:
-                continue
-            if name in before:
-                own[name] = before[name]
-            else:
-                del own[name]
+            if entries.get(name) is value:
+                entries.pop(name)
+                if name in before:
+                    entries[name] = before[name]
 
     return undo
 

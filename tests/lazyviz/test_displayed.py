@@ -54,7 +54,7 @@ def test_without_a_snapshot_a_stand_in_is_kept():
 def test_undo_leaves_a_later_wrapper_in_place(shell):
     hook = shell.displayhook
     before = dict(vars(hook))
-    undo = displayed.install(hook)
+    undo = displayed.keep_snapshots(hook)
 
     def later(result):
         """Somebody else's wrapper."""

@@ -6,7 +6,7 @@ import torch
 import lazyrt
 from lazyrt.execution import memory
 from lazyrt.observe import events
-from lazyviz import formatters
+from lazyviz.shell import displayed as formatters
 from tests.conftest import displayed
 from tests.harness import recorded
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import lazyrt
-from lazyviz.formatters import facts
 from lazyviz.render.values import (
     as_python,
     bars_svg,
@@ -20,6 +19,7 @@ from lazyviz.render.values import (
     marked,
     picture_axes,
 )
+from lazyviz.shell.displayed import facts
 
 
 def pixels(html):
