@@ -264,21 +264,21 @@ class Explorer(Walk["Program"]):
     def _input(
         self, box: Box, index: int | None, at: tuple[int, ...]
     ) -> Iterator[Reply]:
-        facts = panel.input_facts(box, self._input_rows(box), self._neighbours(box)[1])
+        known = panel.input_facts(box, self._input_rows(box), self._neighbours(box)[1])
         inspection = self._inspection
         leaf = self._leaf(box)
         if inspection is None or leaf is None or leaf.kind != "data":
-            yield panel_reply(facts, box=index)
+            yield panel_reply(known, box=index)
             return
         try:
             look = inspection.look_at_input(leaf, at, picture_axes(leaf.shape))
         except RuntimeError as error:
-            yield panel_reply(facts + why_not(error), box=index)
+            yield panel_reply(known + why_not(error), box=index)
             return
         chooser = panel.slice_chooser(look, kind="input", name=box.op)
         value = look_view(look, facts(look), chooser, at)
         yield panel_reply(
-            f'{facts}<div data-value="{leaf.position}">{value}</div>', box=index
+            f'{known}<div data-value="{leaf.position}">{value}</div>', box=index
         )
 
     def _ops_in(self, box: Box) -> list[Box]:
