@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import importlib.metadata
 import logging
 import os
 import platform
 import re
-import shutil
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,12 +23,11 @@ from lazyviz.command_line import path_of
 from lazyviz.doc import Code, Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.documents import redaction
 from lazyviz.foreign.metrics_parse import parse_report
-from lazyviz.inspection import tables
+from lazyviz.inspection import doctor, tables
 from lazyviz.inspection.tables import why_doc
 from lazyviz.render import html, text
 from lazyviz.render.html import Fragment, Section, markup, page_html
 from lazyviz.render.strip import state_text, strip_notes
-from lazyviz.version import __version__
 from lazyviz.views import VIEWS, Command
 
 if TYPE_CHECKING:
@@ -56,10 +53,6 @@ _MAX_DIFF_NODES = 20_000
 _MAX_CAUSES = 5
 _MAX_FALLBACKS = 100
 _TIMELINE_CELLS = 60
-_PACKAGES = (
-    "torch", "jax", "jaxlib", "numpy", "ipython", "ipykernel", "jupyterlab", "notebook",
-    "ipywidgets", "anywidget", "graphviz", "pygraphviz",
-)  # fmt: skip
 # Settings of ours and of the compiler; nothing else of the environment is told.
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS")
 _PREFIXES = ("LAZYRT_", "LAZYVIZ_")
@@ -207,19 +200,9 @@ def _headline(facts: Facts, record: CellRecord) -> str:
 
 
 def _environment(facts: Facts) -> Part:
-    rows = [("lazyviz", __version__), ("Python", platform.python_version())]
-    for name in _PACKAGES:
-        try:
-            rows.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            rows.append((name, "not installed"))
-    rows += [
-        ("dot", "found" if shutil.which("dot") else "not found"),
-        ("platform", platform.platform()),
-        ("processors", str(os.cpu_count() or "not known")),
-    ]
-    devices = {graph.key.device for graph in facts.graphs if graph.key.device}
-    rows += [("device", each) for each in sorted(devices)]
+    shell = facts.session.shell if facts.session is not None else None
+    rows = [(each.name, each.found) for each in doctor.checks(facts.runtime, shell)]
+    rows.append(("platform", platform.platform()))
     rows += [
         (name, redaction.masked(value))
         for name, value in sorted(os.environ.items())
@@ -324,17 +307,12 @@ def _graphs(facts: Facts) -> Part:
 
 def _listing(record: Any) -> Part:
     from lazygraph import graph_of
-    from lazyviz.draw.diff_text import instruction
+    from lazyviz.draw.diff_text import listing
 
     title = f"{record.name}: {text.plural(record.nodes, 'op')}"
     if record.snapshot is None:
         return Note(f"{title}, no longer kept")
-    graph = graph_of(record)
-    lines = [
-        _clip_text(instruction(graph, n))
-        for n in range(min(len(graph), _MAX_LISTED_OPS))
-    ]
-    return Fold(title, [Code("\n".join([*lines, *text.more(len(graph) - len(lines))]))])
+    return Fold(title, [Code(listing(graph_of(record), _MAX_LISTED_OPS))])
 
 
 def _differences(facts: Facts) -> Part:

@@ -14,7 +14,7 @@ from lazygraph.explain.hlo_causes import called, sentences, unseen
 from lazygraph.graph import PARAMETER
 from lazyviz.draw.diff import CALLED
 from lazyviz.draw.model import ADDED, CHANGED, REMOVED, REWIRED, clip
-from lazyviz.render.text import plural, size
+from lazyviz.render.text import more, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -216,6 +216,12 @@ def graph_lines(graph: Graph, most: int | None = None) -> list[str]:
         f" {'→' if node in outputs else ' '} {instruction(graph, node)}{_where(graph, node)}"
         for node in range(len(graph))[:most]
     ]
+
+
+def listing(graph: Graph, most: int) -> str:
+    """Return the first lines of a graph, and how many there are more."""
+    lines = graph_lines(graph, most)
+    return "\n".join([*lines, *more(len(graph) - len(lines))])
 
 
 def output_lines(found: GraphDiff) -> list[str]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _PACKAGES = ("torch", "jax", "jaxlib", "numpy", "ipython")
+# Those are told where they are installed.
+_OPTIONAL = ("jupyterlab", "notebook", "graphviz", "pygraphviz")
 _WIDTH = 15
 # Settings that make each step slower, or each process start slower, while they hold: when that
 # is so, and why.
@@ -111,12 +113,12 @@ def doc(found: Sequence[Check]) -> Doc:
 def _versions() -> Iterator[Check]:
     named = [("Python", platform.python_version()), ("lazyviz", __version__)]
     missing = []
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *_OPTIONAL):
         version = _version_of(name)
-        if version is None:
-            missing.append(name)
-        else:
+        if version is not None:
             named.append((name, version))
+        elif name in _PACKAGES:
+            missing.append(name)
     shown = ", ".join(f"{name} {version}" for name, version in named)
     unfit = [*_unfit(), *(f"{name} is not installed" for name in missing)]
     advice = ""

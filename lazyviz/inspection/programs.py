@@ -24,7 +24,7 @@ from lazyviz.draw.boxes import (
     inside_of,
     origins_of,
 )
-from lazyviz.draw.diff_text import graph_lines
+from lazyviz.draw.diff_text import listing
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words
 from lazyviz.inspection.protocol import FORM_NAMES
@@ -276,8 +276,7 @@ class HloProgram(Program):
 
     def listing(self) -> str:
         """Return one line for each instruction."""
-        lines = graph_lines(self.graph, _MAX_LISTED)
-        return "\n".join([*lines, *text.more(len(self.graph) - len(lines))])
+        return listing(self.graph, _MAX_LISTED)
 
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return attributes and what the framework calls it."""

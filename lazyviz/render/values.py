@@ -202,9 +202,11 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
         sizes_ = value.shape
         value = value[tuple(min(k, n - 1) for k, n in zip(place, sizes_, strict=False))]
     title = "values" if look.is_whole and not (at and lead) else "values of this part"
-    parts.append(_listing(title, str(value), is_open=value.numel() <= 16))  # noqa: PLR2004
+    shown = html.pre(_shortened(str(value), MAX_TEXT))
+    parts.append(html.folded(title, shown, is_open=value.numel() <= 16))  # noqa: PLR2004
     if value.numel() <= MAX_PYTHON_NUMBERS:
-        parts.append(_listing(f"{title} as Python", as_python(value)))
+        written = html.pre(_shortened(as_python(value), MAX_TEXT))
+        parts.append(html.folded(f"{title} as Python", written))
     return "".join(parts)
 
 
@@ -250,15 +252,6 @@ def _literal(plain: Any) -> str:
     if isinstance(plain, float) and not math.isfinite(plain):
         return f"float('{plain!r}')"
     return repr(plain)
-
-
-def _listing(title: str, text: str, *, is_open: bool = False) -> str:
-    shown = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …"
-    opened = " open" if is_open else ""
-    return (
-        f"<details{opened}><summary>{markup(title)}</summary>"
-        f"<pre>{markup(shown)}</pre></details>"
-    )
 
 
 def shards_table(shards: Sequence[Any], spec: object) -> Doc:
@@ -337,5 +330,5 @@ def _pictures(look: Look) -> str:
     return f"<div>{' '.join(parts)}</div>" if parts else ""
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
+def _shortened(text: str, most: int = _MAX_SHOWN) -> str:
+    return text if len(text) <= most else f"{text[:most]} …"

@@ -172,9 +172,7 @@ function render({ model, el }) {
   head.append(title, question); tools.append(choices, zooms, search);
   bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
   keepKeys(root);
-  // The static copy above is for pages without a kernel.
-  const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
-  for (const twin of twins) twin.style.display = "none";
+  const showTwins = hideTwins(model, el);
   const view = panAndZoom(host, chart);
   let later = 0, latest = null; // what is asked unless the reader does something else at once, and what was asked last
   const { ask: send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
@@ -297,7 +295,7 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  return () => { clearTimeout(later); close(); view.stop(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+  return () => { clearTimeout(later); close(); view.stop(); showTwins(); for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 
 export default { render };

@@ -124,7 +124,7 @@ def test_every_view_has_statistics_and_values(value):
 
     html = look_view(look, facts(look))
 
-    assert "<summary>values</summary>" in html
+    assert ">values</summary>" in html
     assert "lzf" in html
     # A histogram and a heat map beside each other, of what has them.
     assert html.count('<div class="lzw"><svg ') == (value.numel() == 12)
