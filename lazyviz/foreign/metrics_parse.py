@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.doc import Doc, Part, Sentence, Showable, Table
 from lazyviz.foreign import EvidenceError, shorten
 from lazyviz.foreign.metrics_report import (
-    WINDOW,
     Metric,
     MetricsReport,
     Quantity,
@@ -35,9 +32,6 @@ _BLOCK = re.compile(r"\s*(Metric|Counter): (\S+)\s*")
 _FIELDS = "TotalSamples|Accumulator|Mean|StdDev|ValueRate|Rate|Percentiles|Value"
 _FIELD = re.compile(rf"\s*({_FIELDS}): (.*?)\s*")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%=(\S+)")
-# Printed to a nanosecond each; a rate has six digits.
-_MEAN_TOLERANCE = 1_000.0
-_RATE_TOLERANCE = 1e-4
 
 _HEADER = ["metric", "samples", "then", "total", "then", "×", "mean", "then", "×"]
 _COUNTER_HEADER = ["counter", "value", "then", "difference"]
@@ -47,8 +41,8 @@ def parse_report(report: str | Mapping[str, Any]) -> MetricsReport:
     """Read a metrics report: torch_xla's, lazyrt's, or several with text in between.
 
     torch_xla prints most durations too large, by up to a minute; the result has the measured
-    values, which can be had back exactly, and keeps what was printed. Who printed a text is found
-    out from a mark, else from contradictions in it.
+    values, which can be had back exactly, and keeps what was printed. lazyrt prints exactly, and marks
+    its reports by a counter.
 
     Args:
         report: The text, the JSON, or the plain data of a report.
@@ -74,7 +68,7 @@ def parse_report(report: str | Mapping[str, Any]) -> MetricsReport:
         )
     if any(block.name == _EXACT_MARK for block in blocks):
         return _assemble(blocks, "exact", f"the counter {_EXACT_MARK}")
-    return _judge(blocks)
+    return _assemble(blocks, "legacy", f"without the counter {_EXACT_MARK}")
 
 
 @dataclass(slots=True)
@@ -114,47 +108,6 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
             headings.append(line.strip())
     if block is not None:
         yield block
-
-
-def _judge(blocks: list[_Block]) -> MetricsReport:
-    """Return what contradicts itself less: the text as torch_xla prints, or taken at its word."""
-    legacy = _assemble(blocks, "legacy", "assumed: nothing in it tells who printed it")
-    exact = _assemble(blocks, "exact", "")
-    against_legacy, against_exact = _contradictions(legacy), _contradictions(exact)
-    if against_legacy > against_exact:
-        why = f"read as torch_xla prints it would contradict itself {against_legacy} times"
-        return replace(exact, evidence=why)
-    if against_exact > against_legacy:
-        why = f"taken at its word it contradicts itself {against_exact} times"
-        return replace(legacy, evidence=why)
-    return legacy
-
-
-def _contradictions(report: MetricsReport) -> int:
-    """Return how often a report's numbers contradict each other."""
-    return sum(
-        (not all(q.possible for q in metric.quantities()))
-        + (not _is_sorted(metric.percentiles))
-        + (not _mean_fits(metric))
-        for metric in report.metrics
-    )
-
-
-def _is_sorted(percentiles: Mapping[float, Quantity]) -> bool:
-    values = [percentiles[share].value for share in sorted(percentiles)]
-    return all(low <= high for low, high in pairwise(values))
-
-
-def _mean_fits(metric: Metric) -> bool:
-    """Return whether sum and mean agree, where both are over the same samples."""
-    if metric.mean is None or metric.total_samples > WINDOW:
-        return True
-    whole = metric.mean.value * metric.total_samples
-    tolerance = _MEAN_TOLERANCE * metric.total_samples
-    if not metric.mean.printed:
-        tolerance += _RATE_TOLERANCE * metric.accumulator.value
-    return math.isclose(whole, metric.accumulator.value, rel_tol=0.01 if metric.unit != "ns"
-                        else 0, abs_tol=tolerance)  # fmt: skip
 
 
 def _assemble(blocks: list[_Block], rounding: Rounding, evidence: str) -> MetricsReport:

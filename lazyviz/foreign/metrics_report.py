@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
-from lazyviz.foreign import Evidence, EvidenceError, shorten
+from lazyviz.foreign import Evidence, EvidenceError, plain, shorten
 from lazyviz.render import html, text
 from lazyviz.render.html import Fragment, markup
 from lazyviz.render.text import duration, plural
@@ -38,7 +38,6 @@ _SCALES = (
     1_000_000_000,
     1_000_000,
 )
-_RANGES = (None, 24, 60, 60, 1000)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|KB|MB|GB|TB|PB)")
 _SUFFIXES = ("B", "KB", "MB", "GB", "TB", "PB")
 _PLAIN = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -65,7 +64,6 @@ _FIX_FALLBACK = (
     "Write a lowering with @lowers, replace the op by one that has a lowering, or move the "
     "line out of the step."
 )
-WINDOW = 1024
 Symptom = Literal[
     "compiles too often", "reads too often", "compile too slow", "execution too slow",
     "ran on the CPU",
@@ -83,7 +81,6 @@ class Quantity:
         printed: The number as the text shows it, empty when there was no text.
         shown: What the text says when it is taken at its word.
         others: Further values that would have been printed the same, a few at most.
-        possible: Whether the assumed printer can print this text at all.
     """
 
     unit: Unit
@@ -91,7 +88,6 @@ class Quantity:
     printed: str = ""
     shown: float = 0.0
     others: tuple[float, ...] = ()
-    possible: bool = True
 
     @property
     def error(self) -> float:
@@ -138,13 +134,10 @@ def _duration(
     shown = rest + sum(
         count * scale for count, scale in zip(counts, _SCALES, strict=True) if count
     )
-    if rounding == "exact":
-        possible = _is_normal(counts, rest)
-        return Quantity("ns", shown, text, shown, possible=possible)
-    found = _measured(counts, rest)
-    if not found:
-        return Quantity("ns", shown, text, shown, possible=False)
-    return Quantity("ns", found[0], text, shown, tuple(found[1:]))
+    # A text that the faulty printer cannot show is taken at its word.
+    found = _measured(counts, rest) if rounding == "legacy" else []
+    value, *others = found or [shown]
+    return Quantity("ns", value, text, shown, tuple(others))
 
 
 def _measured(counts: list[int | None], rest: int) -> list[int]:
@@ -172,17 +165,6 @@ def _measured(counts: list[int | None], rest: int) -> list[int]:
 def _rounds(low: int, scale: int, *, up: bool) -> bool:
     half = scale // 2
     return low >= half if up else low <= half
-
-
-def _is_normal(counts: list[int | None], rest: int) -> bool:
-    """Return whether no part shows as much as one of the next larger unit."""
-    given = [count for count in counts if count is not None]
-    if given and (rest >= _SCALES[-1] or given[0] == 0):
-        return False
-    return all(
-        limit is None or count is None or count < limit
-        for count, limit in zip(counts, _RANGES, strict=True)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +236,6 @@ class Metric:
     reasons: Mapping[str, int] = field(default_factory=dict)
     upper_bounds: int = 0
     line: int = 0
-
-    @property
-    def window(self) -> int:
-        """How many samples mean, deviation, rate and percentiles describe, as far as is known."""
-        return min(self.total_samples, WINDOW)
 
     @property
     def unit(self) -> Unit:
@@ -492,27 +469,16 @@ class MetricsReport(Evidence):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return measured values as plain data, with what was printed where that differs."""
-        return {
-            "rounding": self.rounding,
-            "evidence": self.evidence,
-            "sections": [
-                {
-                    "title": section.title,
-                    "metrics": {m.name: _metric_dict(m) for m in section.metrics},
-                    "counters": dict(section.counters),
-                }
-                for section in self.sections
-            ],
-            "findings": [str(finding) for finding in self.findings()],
-        }
+        """Return all of it as plain data, and what stands out."""
+        findings = [str(finding) for finding in self.findings()]
+        return {**plain(self), "findings": findings}
 
 
-def from_live(plain: Mapping[str, Any]) -> MetricsReport:
+def from_live(data: Mapping[str, Any]) -> MetricsReport:
     """Return the report of `lazyrt.metrics_report("dict")`."""
     try:
-        metrics = tuple(_live_metric(n, m) for n, m in plain["metrics"].items())
-        counters, fallbacks = dict(plain["counters"]), dict(plain["fallbacks"])
+        metrics = tuple(_live_metric(n, m) for n, m in data["metrics"].items())
+        counters, fallbacks = dict(data["counters"]), dict(data["fallbacks"])
     except (KeyError, TypeError, AttributeError) as error:
         raise EvidenceError(
             f"this mapping is no metrics report: {type(error).__name__} {error}. Give the "
@@ -524,8 +490,8 @@ def from_live(plain: Mapping[str, Any]) -> MetricsReport:
     )
 
 
-def _live_metric(name: str, plain: Mapping[str, Any]) -> Metric:
-    unit, everything, window = plain["unit"], plain["all"], plain["window"]
+def _live_metric(name: str, data: Mapping[str, Any]) -> Metric:
+    unit, everything, window = data["unit"], data["all"], data["window"]
     return Metric(
         name=name,
         total_samples=everything["samples"],
@@ -713,26 +679,3 @@ def _notes(report: MetricsReport) -> Iterable[str]:
             f"{text.plural(doubtful, 'duration')} can stand for two values, since a part "
             "ends exactly on a half; the smaller rounding error is shown."
         )
-
-
-def _metric_dict(metric: Metric) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "unit": metric.unit,
-        "total_samples": metric.total_samples,
-        "accumulator": metric.accumulator.value,
-        "mean": None if metric.mean is None else metric.mean.value,
-        "std_dev": None if metric.std_dev is None else metric.std_dev.value,
-        "rate": metric.rate,
-        "percentiles": {f"{p:g}%": q.value for p, q in metric.percentiles.items()},
-    }
-    printed = {
-        name: quantity.printed
-        for name, quantity in (
-            ("accumulator", metric.accumulator),
-            ("mean", metric.mean),
-            ("std_dev", metric.std_dev),
-            *((f"{p:g}%", q) for p, q in metric.percentiles.items()),
-        )
-        if quantity is not None and quantity.error
-    }
-    return {**plain, "printed": printed} if printed else plain

@@ -153,10 +153,10 @@ def test_a_half_leaves_two_possibilities_and_says_so():
     assert (quantity.value, quantity.others) == (2_500_000, (1_500_000,))
 
 
-def test_what_no_faulty_printer_can_show_speaks_for_an_exact_one():
-    assert not parse_quantity("01m32s167ms546.572us", "legacy").possible
-    assert parse_quantity("01m32s167ms546.572us", "exact").possible
-    assert not parse_quantity("02m60s000ms000.000us", "exact").possible
+def test_what_no_faulty_printer_can_show_is_taken_at_its_word():
+    quantity = parse_quantity("01m32s167ms546.572us", "legacy")
+
+    assert (quantity.value, quantity.error) == (92_167_546_572, 0)
 
 
 def test_a_report_of_today_is_read(capsys):
@@ -172,7 +172,7 @@ def test_a_report_of_today_is_read(capsys):
     assert mean.value == pytest.approx(13_666_010, rel=1e-4)
     assert report.counters == {"CachedCompile": 8, "UncachedCompile": 2, "MarkStep": 11}
     assert report.rounding == "legacy"
-    assert "contradicts itself" in report.evidence
+    assert report.evidence == "without the counter lazyrt::exact_durations"
 
 
 def own_report(values, *, legacy):
@@ -191,21 +191,9 @@ def test_our_own_reports_are_read_back_whoever_they_imitate(values, legacy):
     report = lazyviz.parse_report(own_report(values, legacy=legacy))
     total = report["CompileTime"].accumulator
 
-    if report.rounding == ("legacy" if legacy else "exact"):
-        assert sum(values) in (total.value, *total.others)
-    else:  # nothing in a legacy text with these numbers speaks against an exact printer
-        assert legacy
+    assert report.rounding == ("legacy" if legacy else "exact")
+    assert sum(values) in (total.value, *total.others)
     assert "lazyrt::exact_durations" not in report.counters
-
-
-def test_an_exact_report_without_its_mark_is_told_by_its_numbers():
-    rng = random.Random(1)  # noqa: S311 - damage that can be repeated
-    text = own_report([rng.randrange(10**11) for _ in range(9)], legacy=False)
-
-    report = lazyviz.parse_report(text.replace("lazyrt::exact_durations", "Other"))
-
-    assert report.rounding == "exact"
-    assert "contradict itself" in report.evidence
 
 
 def test_a_pasted_report_may_have_lost_its_indentation_and_have_text_around_it():
@@ -352,9 +340,9 @@ TODAY = (DATA / "report_torch_xla_2_9.txt").read_text()
     ids=["windows", "blank lines", "tabs", "fence", "prose"],
 )
 def test_what_was_put_around_a_report_is_left_out(text):
-    plain = lazyviz.parse_report(TODAY).to_dict()
+    plain = lazyviz.parse_report(TODAY).text()
 
-    assert lazyviz.parse_report(text).to_dict()["sections"] == plain["sections"]
+    assert lazyviz.parse_report(text).text() == plain
 
 
 @pytest.mark.parametrize("share", [0.2, 0.35, 0.6, 0.85])
