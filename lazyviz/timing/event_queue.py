@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lazyrt.observe import events
 from lazyrt.tools import user_site
 from lazyviz.timing.compile_time import LEARNT_FROM
-from lazyviz.timing.history import StepLog, Timeline
+from lazyviz.timing.history import Arrival, StepLog, Timeline
 from lazyviz.timing.ledger import Quiet
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lazyviz.shell.progress import Progress
     from lazyviz.timing.tally import Tally
 
-    Take = Callable[..., None]
+    Take = Callable[[Arrival], None]
 
 PERIOD_S = 0.02
 QUIET_NS = 1_000_000  # a shorter pause between two ops is part of tracing
@@ -262,10 +262,11 @@ class Intake:
             if cell is not None and cell.tally is not None:
                 number = cell.number
                 cell.tally.add(event, now, thread)
+            came = Arrival(event, now, number)
             for take in self._takes.get(type(event), ()):
-                take(event, now, number)
+                take(came)
         except Exception:  # noqa: BLE001 - the others still count
             _log.exception("%s was not counted", type(event).__name__)
 
-    def _learn(self, event: Event, _now: int, _number: int | None) -> None:
-        self._progress.expectations.add(event)
+    def _learn(self, came: Arrival) -> None:
+        self._progress.expectations.add(came.event)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,14 +30,20 @@ _MAX_STEPS = 1_000
 _MAX_FRAMES = 100  # of those that one step holds
 
 
+class Arrival(NamedTuple):
+    """An event, when it came, and the execution count of the cell; None outside cells."""
+
+    event: Any
+    now: int
+    cell: int | None
+
+
 class _Note(NamedTuple):
     """What becomes a span once somebody looks.
 
     Attributes:
         made: Makes the span of the note.
-        event: What happened.
-        now: When it was told.
-        cell: Execution count of the cell, None outside cells.
+        event, now, cell: As those of an `Arrival`.
         start_ns: When it began, if the event does not say it.
         flow, nodes: Number and ops of an execution; else 0.
     """
@@ -66,8 +72,7 @@ class Timeline:
 
     Attributes:
         cells: The cells that touched the device, the latest thousand.
-        takes: What takes an event, when it came, and the cell's number, by kind of event; to
-            be called under the lock.
+        takes: What takes an arrival, by kind of event; to be called under the lock.
 
     Args:
         lock: Guards it; by default one of its own.
@@ -84,7 +89,7 @@ class Timeline:
         self._flows = 0
         self._step_from_ns = 0
         self._lock = threading.RLock() if lock is None else lock
-        self.takes: dict[type[events.Event], Callable[..., None]] = {
+        self.takes: dict[type[events.Event], Callable[[Arrival], None]] = {
             **{kind: partial(self._note, made) for kind, made in _MADE.items()},
             events.ExecuteStarted: self._started,
             events.ExecuteFinished: self._finished,
@@ -128,38 +133,28 @@ class Timeline:
         take = self.takes.get(type(event))
         if take is not None:
             with self._lock:
-                take(event, now, cell)
+                take(Arrival(event, now, cell))
 
-    def _note(
-        self,
-        made: Callable[[_Note], Span],
-        event: events.Event,
-        now: int,
-        cell: int | None,
-    ) -> None:
-        self._keep(_Note(made, event, now, cell))
+    def _note(self, made: Callable[[_Note], Span], came: Arrival) -> None:
+        self._keep(_Note(made, *came))
 
     def _keep(self, note: _Note | Span) -> None:
         self._told += 1
         self._notes.append(note)
 
-    def _look(
-        self, event: events.TensorMaterialised, now: int, cell: int | None
-    ) -> None:
-        if event.strategy != "memo":
-            self._keep(_Note(_look, event, now, cell))
+    def _look(self, came: Arrival) -> None:
+        if came.event.strategy != "memo":
+            self._keep(_Note(_look, *came))
 
-    def _started(
-        self, event: events.ExecuteStarted, now: int, cell: int | None
-    ) -> None:
+    def _started(self, came: Arrival) -> None:
+        event = came.event
         self._flows += 1
         key = event.fingerprint, event.purpose, event.step
-        self._flying.append(_Flying(key, self._flows, event.nodes, cell))
-        self._keep(_Note(_handover, event, now, cell, flow=self._flows))
+        self._flying.append(_Flying(key, self._flows, event.nodes, came.cell))
+        self._keep(_Note(_handover, *came, flow=self._flows))
 
-    def _finished(
-        self, event: events.ExecuteFinished, now: int, _cell: int | None
-    ) -> None:
+    def _finished(self, came: Arrival) -> None:
+        event, now, _ = came
         key = event.fingerprint, event.purpose, event.step
         for found in self._flying:
             if found.key == key:
@@ -169,13 +164,11 @@ class Timeline:
             found = _Flying(key, 0, 0, None)
         self._keep(_Note(_run, event, now, found.cell, 0, found.flow, found.nodes))
 
-    def _barrier(
-        self, event: events.BarrierFinished, now: int, cell: int | None
-    ) -> None:
-        if event.executed:
-            self._keep(_Note(_step, event, now, cell, self._step_from_ns))
-            self._keep(_Note(_mark, event, now, cell))
-            self._step_from_ns = now
+    def _barrier(self, came: Arrival) -> None:
+        if came.event.executed:
+            self._keep(_Note(_step, *came, self._step_from_ns))
+            self._keep(_Note(_mark, *came))
+            self._step_from_ns = came.now
 
 
 def _transfer(note: _Note) -> Span:
@@ -316,14 +309,14 @@ _MADE: dict[type[events.Event], Callable[[_Note], Span]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRow:
-    """One executed barrier.
+    """One step, and the barrier that ran it.
 
     Attributes:
         step: The runtime's number of the step.
         cell: Execution count of the cell in which it ran, None outside cells.
-        cause: What asked for the barrier, with a step's name.
+        cause: What asked for the barrier, with a step's name; empty before it has ended.
         site: Where it was asked for, such as `cell 3 line 2`.
         nodes: Ops that ran.
         compile_ns: Time that XLA took to compile; 0 for a cache hit.
@@ -359,106 +352,77 @@ class StepRow:
     code_breaks: tuple[events.GraphBreakReached, ...] = ()
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step as it was told; it becomes a row once somebody looks."""
-
-    step: int
-    cell: int | None
-    barrier: events.BarrierFinished | None = None
-    compile_ns: int = 0
-    execute_ns: int | None = None
-    reason: str = ""
-    from_disk: bool = False
-    lowering_ns: int = 0
-    frames: tuple[events.FrameCompiled, ...] = ()
-    code_breaks: tuple[events.GraphBreakReached, ...] = ()
-
-
 class StepLog:
     """Joins the events of each step into one row, the latest thousand kept.
 
     Attributes:
-        takes: What takes an event, when it came, and the cell's number, by kind of event.
+        takes: What takes an arrival, by kind of event.
     """
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[int, _Step] = OrderedDict()
+        self._rows: OrderedDict[int, StepRow] = OrderedDict()
         self._step_of_graph: dict[str, int] = {}
         self._open: int | None = None
         self._frames: list[events.FrameCompiled] = []
         self._code_breaks: list[events.GraphBreakReached] = []
-        self.takes: dict[type[events.Event], Callable[..., None]] = {
+        self.takes: dict[type[events.Event], Callable[[Arrival], None]] = {
             events.GraphCaptured: self._captured,
             events.LoweringFinished: self._compiled,
             events.CompileFinished: self._compiled,
             events.ExecuteStarted: self._started,
             events.ExecuteFinished: self._finished,
             events.BarrierFinished: self._barrier,
-            events.FrameCompiled: lambda event, _now, _cell: self._frames.append(event),
+            events.FrameCompiled: lambda came: self._frames.append(came.event),
             events.GraphBreakReached: self._code_break,
         }
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
         """Steps that ran something, the earliest first."""
-        return tuple(
-            _row(step, step.barrier)
-            for step in self._rows.values()
-            if step.barrier is not None
-        )
+        return tuple(replace(row) for row in self._rows.values() if row.cause)
 
     def add(self, event: events.Event, cell: int | None) -> None:
         """Take in one event that happened in `cell`."""
         take = self.takes.get(type(event))
         if take is not None:
-            take(event, 0, cell)
+            take(Arrival(event, 0, cell))
 
-    def _captured(
-        self, event: events.GraphCaptured, _now: int, cell: int | None
-    ) -> None:
-        self._step_of_graph = {event.fingerprint: event.step}
-        self._row(event.step, cell)
+    def _captured(self, came: Arrival) -> None:
+        self._step_of_graph = {came.event.fingerprint: came.event.step}
+        self._row(came.event.step, came.cell)
 
-    def _started(
-        self, event: events.ExecuteStarted, _now: int, cell: int | None
-    ) -> None:
-        if event.purpose == "step":
-            self._row(event.step, cell)
-            self._open = event.step
+    def _started(self, came: Arrival) -> None:
+        if came.event.purpose == "step":
+            self._row(came.event.step, came.cell)
+            self._open = came.event.step
 
-    def _finished(
-        self, event: events.ExecuteFinished, _now: int, _cell: int | None
-    ) -> None:
+    def _finished(self, came: Arrival) -> None:
+        event = came.event
         if event.purpose == "step" and event.step in self._rows:
             self._rows[event.step].execute_ns = event.duration_ns
 
-    def _barrier(
-        self, event: events.BarrierFinished, _now: int, cell: int | None
-    ) -> None:
+    def _barrier(self, came: Arrival) -> None:
+        event: events.BarrierFinished = came.event
         if not event.executed:
             return
-        row = self._row(event.step if self._open is None else self._open, cell)
+        row = self._row(event.step if self._open is None else self._open, came.cell)
         self._open = None
-        row.barrier = event
+        row.cause, row.nodes, row.tensor = event.cause, event.nodes, event.tensor
+        row.site, row.caller = str(event.site or ""), str(event.caller or "")
+        row.cut, row.repeats = event.cut, event.repeats
+        row.barrier_ns = event.duration_ns if event.cut is not None else 0
         if self._frames or self._code_breaks:
             row.frames = tuple(self._frames[-_MAX_FRAMES:])
             row.code_breaks = tuple(self._code_breaks)
             self._frames.clear()
             self._code_breaks.clear()
 
-    def _code_break(
-        self, event: events.GraphBreakReached, _now: int, _cell: int | None
-    ) -> None:
+    def _code_break(self, came: Arrival) -> None:
         if len(self._code_breaks) < _MAX_FRAMES:
-            self._code_breaks.append(event)
+            self._code_breaks.append(came.event)
 
-    def _compiled(
-        self,
-        event: events.LoweringFinished | events.CompileFinished,
-        _now: int,
-        _cell: int | None,
-    ) -> None:
+    def _compiled(self, came: Arrival) -> None:
+        event = came.event
         step = self._step_of_graph.get(event.fingerprint)
         if event.purpose != "step" or step is None or step not in self._rows:
             return
@@ -470,26 +434,10 @@ class StepLog:
         else:
             row.lowering_ns += event.duration_ns
 
-    def _row(self, step: int, cell: int | None) -> _Step:
+    def _row(self, step: int, cell: int | None) -> StepRow:
         row = self._rows.get(step)
         if row is None:
-            row = self._rows[step] = _Step(step, cell)
+            row = self._rows[step] = StepRow(step, cell)
             if len(self._rows) > _MAX_STEPS:
                 self._rows.popitem(last=False)
         return row
-
-
-def _row(step: _Step, barrier: events.BarrierFinished) -> StepRow:
-    measured = {each.name: getattr(step, each.name) for each in fields(step)}
-    del measured["barrier"]
-    return StepRow(
-        **measured,
-        cause=barrier.cause,
-        site=str(barrier.site or ""),
-        nodes=barrier.nodes,
-        tensor=barrier.tensor,
-        cut=barrier.cut,
-        caller=str(barrier.caller or ""),
-        barrier_ns=barrier.duration_ns if barrier.cut is not None else 0,
-        repeats=barrier.repeats,
-    )

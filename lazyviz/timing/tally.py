@@ -29,7 +29,7 @@ from lazyviz.render.notes import (
     looked_again,
 )
 from lazyviz.render.strip import Strip
-from lazyviz.timing.ledger import BusyTime, Ledger, Piece, Quiet
+from lazyviz.timing.ledger import Ledger, Piece, Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ class Tally:
     frames_again: int = 0
     frames_ns: int = 0
     largest: tuple[int, int] | None = None
-    compiling: BusyTime = field(default_factory=BusyTime)
+    compiling: Ledger = field(default_factory=lambda: Ledger(0))
     ledger: Ledger = field(default_factory=lambda: Ledger(time.perf_counter_ns()))
     told: Callable[[str, list[Piece], str], None] = lambda *_: None
     reasons: dict[str, None] = field(default_factory=dict)
@@ -223,7 +223,7 @@ class Tally:
         found |= {name: tuple(found[name]) for name in ("reasons", "prints")}
         return Strip(
             **found,
-            compile_ns=self.compiling.total_ns,
+            compile_ns=self.compiling.claimed_ns,
             frames_shown=tuple(self._frames),
             code_breaks=tuple(
                 CompiledBreak(reason=reason, site=site, times=times)
@@ -335,7 +335,7 @@ class Tally:
 
     def _compiled(self, duration_ns: int) -> None:
         end = self._now
-        self.compiling.add(end - duration_ns, end)
+        self.compiling.add("compile", end - duration_ns, end)
 
     def _swapped(self, event: events.BuildSwapped) -> None:
         if len(self._swaps) < _MAX_REASONS:

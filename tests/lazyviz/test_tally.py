@@ -6,7 +6,7 @@ import pytest
 from lazyrt.observe import events
 from lazyrt.observe.events import SourceLocation
 from lazyviz.render.notes import Barrier, Fallback
-from lazyviz.timing.ledger import BusyTime, Ledger
+from lazyviz.timing.ledger import Ledger
 from lazyviz.timing.tally import Tally
 from tests.lazyviz import fakes
 
@@ -22,13 +22,13 @@ from tests.lazyviz import fakes
         ([(i * 10, i * 10 + 3) for i in range(1_000)], 3_000),
     ],
 )
-def test_busy_time_is_the_length_of_the_union(intervals, total):
-    busy = BusyTime()
+def test_overlapping_intervals_of_one_phase_count_once(intervals, total):
+    ledger = Ledger(0)
 
     for start, end in intervals:
-        busy.add(start, end)
+        ledger.add("compile", start, end)
 
-    assert busy.total_ns == total
+    assert ledger.claimed_ns == total
 
 
 def test_steps_are_counted_and_peeks_are_kept_apart():
