@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazygraph import HloError, diff, graph_of
+from lazygraph import HloError, graph_of
 from lazygraph.read.open import looks_like_proto, readable
 from lazygraph.read.stablehlo import digest_of
 from lazygraph.snapshot import SourceLocation
-from lazygraph.types import type_bytes
 from lazyviz.command_line import path_of
 from lazyviz.divergence.alignment import Barrier, Program, State, Track, order
 from lazyviz.foreign import (
@@ -33,9 +32,6 @@ from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.render.html import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lazygraph import Graph
     from lazyviz.foreign.tensors_dump import DumpedGraph
 
 
@@ -51,7 +47,6 @@ _MAX_TIME_S = 1e11
 _MAX_REPLICAS = 100_000
 
 _MAX_FILES = 1_024
-_MAX_COMPARED = 64
 _RECORDS = "replica-*.jsonl"
 _ORDINAL = re.compile(r"(?:.*\D)?(\d+)")
 
@@ -305,8 +300,6 @@ def tracks_of(
             f"{files[0]} is the file of one replica, {tracks[0].name}, and there is nothing to compare it with. "
             "Let each process record into one folder (LAZYRT_RECORD=folder), or give a file of each."
         )
-    if not all(records):
-        tracks = _merged(tracks)
     return sorted(tracks, key=lambda track: order(track.name))
 
 
@@ -497,39 +490,3 @@ def _of_programs(
             Barrier(cause="program", step=graph.name, graph=identity, ops=len(graph))
         )
     return barriers, programs
-
-
-def _merged(tracks: Sequence[Track]) -> list[Track]:
-    """Return the replicas with one name for graphs that a diff finds equal.
-
-    What dumps call a graph by may tell graphs apart that differ in names or order alone.
-    """
-    names: dict[str, str] = {}
-    kept: dict[tuple[int, int], list[tuple[str, Graph]]] = {}
-    budget = _MAX_COMPARED
-    for track in tracks:
-        for identity, program in track.programs.items():
-            if identity in names:
-                continue
-            names[identity] = identity
-            if all(identity in other.programs for other in tracks):
-                continue
-            graph = program.load()
-            size = len(graph), sum(type_bytes(each) for each in graph.types)
-            for other, known in kept.setdefault(size, []):
-                budget -= 1
-                if budget >= 0 and diff(known, graph).is_empty:
-                    names[identity] = other
-                    break
-            else:
-                kept[size].append((identity, graph))
-    return [
-        replace(
-            track,
-            barriers=tuple(
-                replace(b, graph=names.get(b.graph, "")) for b in track.barriers
-            ),
-            programs={names[k]: program for k, program in track.programs.items()},
-        )
-        for track in tracks
-    ]

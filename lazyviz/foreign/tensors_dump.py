@@ -17,6 +17,7 @@ from lazygraph.graph import HloSyntaxError
 from lazygraph.read.torch_ir import ir_text, parse_dot, parse_ir
 from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table
+from lazyviz.draw.diff_text import summary
 from lazyviz.foreign import (
     Evidence,
     EvidenceError,
@@ -255,31 +256,8 @@ def _differences(dump: TensorsDump) -> Iterator[str]:
             yield "... and further graphs; `dump.diff(1, 2)` compares two of them."
             return
         compared += 1
-        found = dump.diff(first[where], position)
-        yield (
-            f"graph {position} is another one than graph {first[where]} of the same line: "
-            f"{_what(found) or 'nothing that its text shows'}."
-        )
-
-
-def _what(found: GraphDiff) -> str:
-    counts = [
-        (len(found.added), "more", "node"),
-        (len(found.removed), "fewer", "node"),
-    ]
-    parts = [text.plural(n, f"{how} {noun}") for n, how, noun in counts if n]
-    if found.changed:
-        before, after = found.changed[0]
-        old, new = found.a[before], found.b[after]
-        parts.append(
-            f"{text.plural(len(found.changed), 'changed node')}, the first {old.op} "
-            f"{old.type} → {new.op} {new.type}"
-        )
-    if found.rewired:
-        parts.append(text.plural(len(found.rewired), "operand") + " from elsewhere")
-    if found.outputs.added or found.outputs.removed:
-        parts.append("other outputs")
-    return "; ".join(parts)
+        said = "; ".join(summary(dump.diff(first[where], position)))
+        yield f"graph {position} is another one than graph {first[where]} of the same line: {said}."
 
 
 def parse_tensors_dump(dump: str) -> TensorsDump:
