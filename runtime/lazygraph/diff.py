@@ -16,12 +16,11 @@ from lazygraph.read.open import graph_of
 from lazygraph.read.stablehlo import MlirModule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from lazygraph.graph import DeadNode, Origin
 
 
-_Node = tuple[str, int]
 _SHOWN_SCOPES = 3
 _MAX_TOGETHER = 20
 # A region of more than so many nodes is split by module, and a part of as many by source line.
@@ -82,25 +81,65 @@ class HunkGroup:
         return len(self.hunks)
 
 
+class _Spots:
+    """Nodes of both sides as numbers: twice a removed node of a, or one more than twice a node of b."""
+
+    def __init__(self, found: GraphDiff) -> None:
+        self.a, self.b = found.a, found.b
+        self._partner_b = found.partner_b
+        self._of_a = [
+            2 * y + 1 if y >= 0 else 2 * x for x, y in enumerate(found.partner_a)
+        ]
+
+    def nodes(self, spot: int) -> tuple[int, int]:
+        """Return the nodes of a and of b, -1 for none."""
+        node, is_of_b = divmod(spot, 2)
+        return (self._partner_b[node], node) if is_of_b else (node, -1)
+
+    def adjacent(self, spot: int, *, with_readers: bool) -> list[int]:
+        """Return what is read, and what reads it, on both sides if the spot is on both."""
+        x, y = self.nodes(spot)
+        found: list[int] = []
+        if y >= 0:
+            found += [2 * each + 1 for each in self.b.operands[y]]
+            if with_readers:
+                found += [2 * user + 1 for user, _ in self.b.users[y]]
+        if x >= 0:
+            found += [self._of_a[each] for each in self.a.operands[x]]
+            if with_readers:
+                found += [self._of_a[user] for user, _ in self.a.users[x]]
+        return found
+
+    def origin(self, spot: int) -> Origin:
+        """Return where a node came from, that of b if there are two."""
+        x, y = self.nodes(spot)
+        return self.b.origin(y) if y >= 0 else self.a.origin(x)
+
+    def is_changed(self, spot: int) -> bool:
+        """Return whether it is a pair of other labels."""
+        x, y = self.nodes(spot)
+        return min(x, y) >= 0 and self.a.label(x) != self.b.label(y)
+
+
 def hunks_of(found: GraphDiff) -> list[Hunk]:
     """Return the regions of a diff, the largest first.
 
     What is connected is one region. Another input size or an inserted layer touches half of a
     program, though: such a region is split by module, so that equal layers are listed once.
     """
-    # The nodes with an edit: of a if removed, else of b.
-    edits: dict[_Node, None] = dict.fromkeys(("b", y) for y in found.added)
-    edits |= dict.fromkeys(("a", x) for x in found.removed)
-    edits |= dict.fromkeys(("b", y) for _, y in found.changed)
-    edits |= dict.fromkeys(("b", rewire.b) for rewire in found.rewired)
+    spots = _Spots(found)
+    changed = [y for _, y in found.changed]
     rewired: dict[int, list[Rewire]] = {}
     for rewire in found.rewired:
         rewired.setdefault(rewire.b, []).append(rewire)
+    edits = dict.fromkeys(2 * y + 1 for y in found.added)
+    edits |= dict.fromkeys(2 * x for x in found.removed)
+    edits |= dict.fromkeys(2 * y + 1 for y in (*changed, *rewired))
     hunks = []
-    for region in _regions(found, edits):
-        for part in _parts(found, region):
-            follows = len(part) < len(region) and _follows(found, part, edits)
-            hunks.append(_hunk(found, part, rewired, follows=follows))
+    for region in _regions(spots, edits):
+        for part in _parts(spots, region):
+            follows = len(part) < len(region) and _follows(spots, part, edits)
+            hunks.append(_hunk(spots, part, rewired, follows=follows))
     hunks.sort(key=lambda hunk: -len(hunk))
     return hunks
 
@@ -119,136 +158,67 @@ def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
     return found
 
 
-def _regions(found: GraphDiff, edits: dict[_Node, None]) -> list[list[_Node]]:
-    """Return what is connected, each region by node; within, edits are numbers: it may be many."""
-    number_of = {edit: 2 * edit[1] + (edit[0] == "b") for edit in edits}
-    edit_of = {number: edit for edit, number in number_of.items()}
-    adjacent = _adjacency(found)
-    left = set(edit_of)
-    regions = []
-    for start in number_of.values():
+def _regions(spots: _Spots, edits: Iterable[int]) -> Iterator[list[int]]:
+    """Yield what is connected."""
+    left = set(edits)
+    for start in edits:
         if start not in left:
             continue
         left.remove(start)
         region, stack = [], [start]
         while stack:
-            number = stack.pop()
-            region.append(number)
-            fresh = left.intersection(adjacent(number))
+            spot = stack.pop()
+            region.append(spot)
+            fresh = left.intersection(spots.adjacent(spot, with_readers=True))
             left -= fresh
             stack += fresh
-        regions.append([edit_of[number] for number in sorted(region)])
-    return regions
-
-
-def _adjacency(found: GraphDiff) -> Callable[[int], list[int]]:
-    """Return what lists the operands and users of an edit, on both sides if it is on both.
-
-    Spots are numbers here: twice a removed node of a, or one more than twice a node of b.
-    """
-    rows_a, users_a = found.a.operands, found.a.users
-    rows_b, users_b = found.b.operands, found.b.users
-    partner_b = found.partner_b
-    of_a = [2 * y + 1 if y >= 0 else 2 * x for x, y in enumerate(found.partner_a)]
-
-    def adjacent(number: int) -> list[int]:
-        node, is_of_b = divmod(number, 2)
-        nodes: list[int] = []
-        if is_of_b:
-            nodes += [2 * each + 1 for each in rows_b[node]]
-            nodes += [2 * user + 1 for user, _ in users_b[node]]
-            node = partner_b[node]
-        if node >= 0:
-            nodes += [of_a[each] for each in rows_a[node]]
-            nodes += [of_a[user] for user, _ in users_a[node]]
-        return nodes
-
-    return adjacent
+        yield sorted(region)
 
 
 def _parts(
-    found: GraphDiff,
-    region: list[_Node],
+    spots: _Spots,
+    region: list[int],
     keys: Sequence[Callable[[Origin], str]] = _SPLIT_KEYS,
-) -> Iterator[list[_Node]]:
+) -> Iterator[list[int]]:
     """Yield a region as it is, or split by where its nodes come from if it is large."""
     if len(region) <= _MAX_TOGETHER or not keys:
         yield region
         return
-    parts: dict[str, list[_Node]] = {}
-    for edit in region:
-        parts.setdefault(keys[0](_origin(found, edit)), []).append(edit)
+    parts: dict[str, list[int]] = {}
+    for spot in region:
+        parts.setdefault(keys[0](spots.origin(spot)), []).append(spot)
     for part in parts.values():
-        yield from _parts(found, part, keys[1:])
+        yield from _parts(spots, part, keys[1:])
 
 
-def _origin(found: GraphDiff, edit: _Node) -> Origin:
-    side, node = edit
-    return (found.a if side == "a" else found.b).origin(node)
-
-
-def _follows(found: GraphDiff, part: list[_Node], edits: dict[_Node, None]) -> bool:
+def _follows(spots: _Spots, part: list[int], edits: Container[int]) -> bool:
     """Return whether a part of a region changed nothing, or reads an edited node elsewhere."""
     inside = set(part)
     is_read = any(
         read in edits and read not in inside
-        for edit in part
-        for read in _reads(found, edit)
+        for spot in part
+        for read in spots.adjacent(spot, with_readers=False)
     )
-    return is_read or not any(_is_changed(found, edit) for edit in part)
-
-
-def _is_changed(found: GraphDiff, edit: _Node) -> bool:
-    side, node = edit
-    old = found.partner_b[node] if side == "b" else -1
-    return old >= 0 and found.a.label(old) != found.b.label(node)
-
-
-def _reads(found: GraphDiff, edit: _Node) -> list[_Node]:
-    """Return the operands of a node, on both sides if it is on both."""
-    side, node = edit
-    adjacent: list[_Node] = []
-    if side == "b":
-        adjacent += [("b", each) for each in found.b.operands[node]]
-        node = found.partner_b[node]
-    if node >= 0:
-        adjacent += [_of_a(found, each) for each in found.a.operands[node]]
-    return adjacent
-
-
-def _of_a(found: GraphDiff, node: int) -> _Node:
-    partner = found.partner_a[node]
-    return ("b", partner) if partner >= 0 else ("a", node)
+    return is_read or not any(map(spots.is_changed, part))
 
 
 def _hunk(
-    found: GraphDiff,
-    region: Sequence[_Node],
+    spots: _Spots,
+    region: Sequence[int],
     rewired: dict[int, list[Rewire]],
     *,
     follows: bool,
 ) -> Hunk:
-    removed = tuple(node for side, node in region if side == "a")
-    nodes = [node for side, node in region if side == "b"]
-    added = tuple(node for node in nodes if found.partner_b[node] < 0)
-    pairs = [
-        (found.partner_b[node], node) for node in nodes if found.partner_b[node] >= 0
-    ]
-    changed = tuple((x, y) for x, y in pairs if found.a.label(x) != found.b.label(y))
-    slots = tuple(rewire for _, y in pairs for rewire in rewired.get(y, ()))
-    origins = [_origin(found, edit) for edit in region]
+    nodes = [spots.nodes(spot) for spot in region]
+    removed = tuple(x for x, y in nodes if y < 0)
+    added = tuple(y for x, y in nodes if x < 0)
+    changed = tuple(spots.nodes(spot) for spot in region if spots.is_changed(spot))
+    slots = tuple(rewire for _, y in nodes for rewire in rewired.get(y, ()))
+    origins = [spots.origin(spot) for spot in region]
     scope = _main_scope([origin.scope for origin in origins if origin.scope])
     site = next((origin.site for origin in origins if origin.site), "")
-    return Hunk(
-        added,
-        removed,
-        changed,
-        slots,
-        scope,
-        site,
-        follows,
-        _signature(found, added, removed, changed, slots),
-    )
+    signature = _signature(spots, added, removed, changed, slots)
+    return Hunk(added, removed, changed, slots, scope, site, follows, signature)
 
 
 def _main_scope(scopes: Sequence[str]) -> str:
@@ -272,13 +242,13 @@ def _main_scope(scopes: Sequence[str]) -> str:
 
 
 def _signature(
-    found: GraphDiff,
+    spots: _Spots,
     added: Sequence[int],
     removed: Sequence[int],
     changed: Sequence[tuple[int, int]],
     rewired: Sequence[Rewire],
 ) -> tuple[object, ...]:
-    a, b = found.a, found.b
+    a, b = spots.a, spots.b
     counts: Counter[tuple[object, ...]] = Counter()
     counts.update([("+", b.label(y).op, b.label(y).type) for y in added])
     counts.update([("-", a.label(x).op, a.label(x).type) for x in removed])
@@ -397,19 +367,12 @@ class GraphDiff:
     @cached_property
     def outputs(self) -> Outputs:
         """Outputs that only one side has."""
-        partner_a, partner_b = self.partner_a, self.partner_b
-        outputs_a: Counter[int] = Counter(partner_a[x] for x in self.a.outputs)
-        outputs_b: Counter[int] = Counter(self.b.outputs)
-        added = [
-            y for y, n in outputs_b.items() for _ in range(n - outputs_a.get(y, 0))
-        ]
-        removed = [x for x in dict.fromkeys(self.a.outputs) if partner_a[x] < 0]
-        counts = Counter(self.a.outputs)
-        gone = [x for x in removed for _ in range(counts[x])]
-        for y, n in outputs_a.items():
-            if y >= 0:
-                gone += [partner_b[y]] * (n - outputs_b.get(y, 0))
-        return Outputs(tuple(added), tuple(gone))
+        old, new = Counter(self.a.outputs), Counter(self.b.outputs)
+        partner = self.partner_a
+        kept = Counter({partner[x]: n for x, n in old.items() if partner[x] >= 0})
+        gone = Counter({x: n for x, n in old.items() if partner[x] < 0})
+        gone += Counter({self.partner_b[y]: n for y, n in (kept - new).items()})
+        return Outputs(tuple((new - kept).elements()), tuple(gone.elements()))
 
     @property
     def cost(self) -> int:
