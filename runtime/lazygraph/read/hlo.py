@@ -202,79 +202,36 @@ class FaultError(ValueError):
     """What a line says before or behind the operands cannot be right."""
 
 
-class _Heads(dict[str, dict[str, int]]):
-    """By type and opcode, as they stand in the text, the numbers of forms by attributes."""
+class Forms(dict[Key, int]):
+    """The forms of one module by what makes them: positions in its table; adds common lines.
 
-    def __init__(self, form_of: Callable[[Key], int]) -> None:
-        super().__init__()
-        self._form_of = form_of
-
-    def __missing__(self, head: str) -> dict[str, int]:
-        if _HEAD.fullmatch(head) is None:
-            raise FaultError
-        found = self[head] = _Numbers(self._form_of, head)
-        return found
-
-
-class _Numbers(dict[str, int]):
-    """The numbers of the forms of one head, by attributes."""
-
-    def __init__(self, form_of: Callable[[Key], int], head: str) -> None:
-        super().__init__()
-        self._form_of = form_of
-        self._head = head
-        self._is_literal = head.rpartition(" ")[2] in LITERAL_OPS
-
-    def __missing__(self, rest: str) -> int:
-        found = _BY_LITERAL if self._is_literal else self._form_of((self._head, rest))
-        self[rest] = found
-        return found
-
-
-class _Literals(dict[Key, int]):
-    """The numbers of forms that have a literal."""
-
-    def __init__(self, form_of: Callable[[Key], int]) -> None:
-        super().__init__()
-        self._form_of = form_of
-
-    def __missing__(self, key: Key) -> int:
-        if _ODD.search(key[2]):
-            raise FaultError
-        found = self[key] = self._form_of(key)
-        return found
-
-
-class CommonLines:
-    """The forms of one module by what makes them; adds common lines to its computations.
-
-    Attributes:
-        numbers: Positions of the forms in the module's table, by head, attributes and literal.
+    A key that is new is that of a common line, and is checked.
     """
 
     def __init__(self, table: list[Form]) -> None:
-        self.numbers: dict[Key, int] = {}
+        super().__init__()
         self._table = table
-        self._heads = _Heads(self._form_of)
-        self._literals = _Literals(self._form_of)
 
-    def _form_of(self, key: Key) -> int:
-        """Return the number of the form of a common line.
+    def __missing__(self, key: Key) -> int:
+        """Return the number of a new form.
 
         Raises:
-            FaultError: Its attributes cannot be right.
+            FaultError: It cannot be right.
         """
-        found = self.numbers.get(key)
-        if found is not None:
-            return found
-        if key[1] and fault_of(key[1]) is not None:
+        head, rest, *literal = key
+        if literal and _ODD.search(literal[0]):
             raise FaultError
+        if _HEAD.fullmatch(head) is None or (rest and fault_of(rest) is not None):
+            raise FaultError
+        if not literal and head.rpartition(" ")[2] in LITERAL_OPS:
+            self[key] = _BY_LITERAL
+            return _BY_LITERAL
         return self.add_form(key)
 
     def add_form(self, key: Key) -> int:
-        """Return the number of a new form."""
+        """Return the number of a new form, whatever it says."""
         type_text, _, op = key[0].rpartition(" ")
-        number = self.numbers[key] = len(self._table)
+        number = self[key] = len(self._table)
         plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
         self._table.append(Form(op, type_text, *plain))
         return number
@@ -290,7 +247,7 @@ class CommonLines:
         if lines[at].startswith("  %"):
             start, between = "  %", ", %"
         skipped, before = len(between) - 2, len(start)
-        heads, literals, index = self._heads, self._literals, computation.index
+        index = computation.index
         position_of = index.__getitem__
         add_name, add_form = computation.names.append, computation.forms.append
         add_operands, add_line = computation.operands.append, computation.lines.append
@@ -316,9 +273,9 @@ class CommonLines:
                     rest += behind
             operands: tuple[int, ...] = ()
             try:
-                form = heads[head][rest]
+                form = self[head, rest]
                 if form == _BY_LITERAL:
-                    form = literals[head, rest, body]
+                    form = self[head, rest, body]
                 elif skipped and body[:1] != "%":
                     operands = _operands(body, index)
                 elif ", " in body:
@@ -393,7 +350,7 @@ class _Reader:
         self._computation: Computation | None = None
         self._tables = FrameTables()
         self._references: list[tuple[Computation, int, Sequence[str]]] = []
-        self._common = CommonLines([])
+        self._forms = Forms([])
         self._at = 0
 
     def read(self) -> list[HloModule]:
@@ -460,7 +417,7 @@ class _Reader:
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
         self._module = HloModule(found[1] or "module", header=found[2].lstrip(", "))
-        self._common = CommonLines(self._module.forms)
+        self._forms = Forms(self._module.forms)
         self._tables = FrameTables()
 
     def _finish_module(self) -> None:
@@ -518,7 +475,7 @@ class _Reader:
         """Return the module that is read; what has no head is an excerpt."""
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._common = CommonLines(self._module.forms)
+            self._forms = Forms(self._module.forms)
         return self._module
 
     def _instructions(self, computation: Computation) -> None:
@@ -526,7 +483,7 @@ class _Reader:
         lines = self._lines
         while self._at < len(lines) and self._computation is computation:
             if not self._partial:
-                self._at = self._common.add(computation, lines, self._at)
+                self._at = self._forms.add(computation, lines, self._at)
             if self._at < len(lines):
                 try:
                     self._inside(lines[self._at])
@@ -637,10 +594,10 @@ class _Reader:
                 "printed without `print_ids`.",
                 at=name,
             )
-        form = self._common.numbers.get(key)
+        form = self._forms.get(key)
         if form is None:
             self._check_attributes(name, rest)
-            form = self._common.add_form(key)
+            form = self._forms.add_form(key)
         position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
             computation.root = position
