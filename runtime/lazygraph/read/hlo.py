@@ -21,6 +21,7 @@ from lazygraph.read.hlo_module import (
     HloModule,
     UnclosedError,
     closing,
+    depth_of,
     operand_names,
     without_metadata,
 )
@@ -69,15 +70,6 @@ def fault_of(rest: str) -> Fault | None:
             at,
         )
     return None
-
-
-def depth_of(line: str) -> int:
-    """Return how many brackets a line opens more than it closes."""
-    depth = 0
-    for found in BRACKET.finditer(line):
-        mark = found[0]
-        depth += (mark in CLOSING) - (mark in ")]}")
-    return depth
 
 
 def type_end(text: str, at: int) -> int:

@@ -406,6 +406,18 @@ def closing(text: str, at: int) -> int:
     raise UnclosedError(message, *position(text, at))
 
 
+_QUOTATION = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?')
+
+
+def depth_of(line: str) -> int:
+    """Return how many brackets a line opens more than it closes."""
+    if '"' in line:
+        line = _QUOTATION.sub("", line)
+    count = line.count
+    depth = count("(") - count(")") + count("[") - count("]")
+    return depth + count("{") - count("}") if "{" in line or "}" in line else depth
+
+
 def position(text: str, at: int) -> tuple[int, int]:
     """Return line and column of a place, from 1."""
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lazygraph.graph import HloSyntaxError, Origin
 from lazygraph.read.hlo_module import (
     closing,
+    depth_of,
     evenly_spaced,
     position,
     split_commas,
@@ -267,7 +268,7 @@ def statements(body: str, line: int) -> Iterator[Statement]:
         if not stripped or stripped.startswith("//"):
             continue
         column = len(first) - len(stripped) + 1
-        depth = _depth(first)
+        depth = depth_of(first)
         following = lines[at]
         if not depth and not (following and _CONTINUATION.match(following)):
             plain, location = _without_location(stripped)
@@ -276,7 +277,7 @@ def statements(body: str, line: int) -> Iterator[Statement]:
         text = [stripped]
         while at < end and (depth > 0 or _CONTINUATION.match(lines[at])):
             text.append(lines[at])
-            depth += _depth(lines[at])
+            depth += depth_of(lines[at])
             at += 1
         if depth:
             message = "brackets do not pair up in this operation. The text was edited."
@@ -294,14 +295,6 @@ def _without_location(line: str) -> tuple[str, str]:
     if line.endswith(")") and inside.startswith("#loc") and "loc(" not in line[:start]:
         return line[:start], inside
     return without_locations(line)
-
-
-def _depth(line: str) -> int:
-    if '"' in line:
-        line = re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"', "", line)
-    count = line.count
-    depth = count("(") - count(")") + count("[") - count("]")
-    return depth + count("{") - count("}") if "{" in line or "}" in line else depth
 
 
 SYMBOL = re.compile(r'@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)')
