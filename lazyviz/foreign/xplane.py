@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
 from lazyviz.foreign import Evidence, EvidenceError, file_bytes
@@ -197,12 +197,13 @@ class Profile(Evidence):
     def _other_rows(self) -> list[list[object]]:
         times, whole, own = Counter[str](), Counter[str](), Counter[str]()
         for _, line in self.lines():
-            for event, own_ns in _own_times(line.events):
-                if "hlo_op" in event.stats or not event.duration_ns:
-                    continue
+            for event in filter(_is_other, line.events):
                 times[event.name] += 1
                 whole[event.name] += event.duration_ns
-                own[event.name] += own_ns
+            every = [(each.start_ns, each.end_ns, each) for each in line.events]
+            for start_ns, end_ns, event in innermost(every):
+                if _is_other(event):
+                    own[event.name] += end_ns - start_ns
         return [
             [
                 name,
@@ -211,7 +212,7 @@ class Profile(Evidence):
                 text.duration(own[name]),
                 text.duration(whole[name] / times[name]),
             ]
-            for name in sorted(own, key=lambda name: (-own[name], name))
+            for name in sorted(times, key=lambda name: (-own[name], name))
         ]
 
     def _listing(self, events: Sequence[ProfileEvent]) -> Table:
@@ -448,18 +449,38 @@ def _instruction_rows(events: Sequence[ProfileEvent]) -> list[list[object]]:
     ]
 
 
-def _own_times(events: Sequence[ProfileEvent]) -> Iterator[tuple[ProfileEvent, int]]:
-    """Yield the events with the time that no event within them took."""
-    stack: list[tuple[ProfileEvent, int]] = []
+def _is_other(event: ProfileEvent) -> bool:
+    """Return whether it took time and is no instruction."""
+    return "hlo_op" not in event.stats and event.duration_ns > 0
+
+
+_Key = TypeVar("_Key")
+
+
+def innermost(events: list[tuple[int, int, _Key]]) -> list[tuple[int, int, _Key]]:
+    """Return when each event of a thread, with its start and end, was the innermost one."""
+    events.sort(key=lambda event: (event[0], -event[1]))
+    found: list[tuple[int, int, _Key]] = []
+    stack: list[tuple[int, int, _Key]] = []
+    now = 0
+
+    def until(time_ns: int) -> None:
+        nonlocal now
+        while stack and now < time_ns:
+            _, end, key = stack[-1]
+            upto = min(end, time_ns)
+            if upto > now:
+                found.append((now, upto, key))
+                now = upto
+            if end <= now:
+                stack.pop()
+        now = max(now, time_ns)
+
     for event in events:
-        while stack and stack[-1][0].end_ns <= event.start_ns:
-            yield stack.pop()
-        if stack:
-            outer, own_ns = stack[-1]
-            inside = min(event.end_ns, outer.end_ns) - event.start_ns
-            stack[-1] = outer, own_ns - inside
-        stack.append((event, event.duration_ns))
-    yield from stack
+        until(event[0])
+        stack.append(event)
+    until(max((event[1] for event in events), default=0))
+    return found
 
 
 def _busy(events: Sequence[ProfileEvent]) -> int:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import lazygraph
 from lazygraph.diff import callee_graph, callees
 from lazygraph.types import flops, type_bytes
+from lazyviz.foreign.xplane import innermost
 from lazyviz.render.timeline_text import union
 from lazyviz.timing.gaps import AtLine
 
@@ -174,7 +175,7 @@ def read_trace(trace: DeviceTrace) -> list[Run]:
             run.times[op] += 1
             run.starts[op] = min(run.starts.get(op, start), start)
             run.start_ns, run.end_ns = min(run.start_ns, start), max(run.end_ns, end)
-        for start, end, key in _innermost(events):
+        for start, end, key in innermost(events):
             runs[key[:3]].spent[key[3]] += end - start
     found = sorted(runs.values(), key=lambda run: run.start_ns)
     for together in _side_by_side(found):
@@ -238,32 +239,6 @@ def _instructions(
                 events.append((start, start + int(event.duration_ns), key))
             if events:
                 yield events
-
-
-def _innermost(events: list[_Segment]) -> list[_Segment]:
-    """Return when each event of a thread was the innermost one."""
-    events.sort(key=lambda event: (event[0], -event[1]))
-    found: list[_Segment] = []
-    stack: list[_Segment] = []
-    now = 0
-
-    def until(time_ns: int) -> None:
-        nonlocal now
-        while stack and now < time_ns:
-            _, end, key = stack[-1]
-            upto = min(end, time_ns)
-            if upto > now:
-                found.append((now, upto, key))
-                now = upto
-            if end <= now:
-                stack.pop()
-        now = max(now, time_ns)
-
-    for event in events:
-        until(event[0])
-        stack.append(event)
-    until(max((event[1] for event in events), default=0))
-    return found
 
 
 # ----------------------------------------------------------------------------- programs

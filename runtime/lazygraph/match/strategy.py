@@ -42,10 +42,8 @@ _WORTHWHILE = 50
 # Graphs of at most so many nodes are worth a second look.
 _SMALL = 5_000
 _BLIND_ROUNDS: tuple[tuple[int, Ties], ...] = ((2, "leave"), (3, "equal"), (3, "any"))
-# Shares of a graph that, left over on both sides, make it worthwhile to look past what ops are:
-# from the start, and in what is left of a large graph.
+# A share of a graph that, left over on both sides, makes it worthwhile to look past what ops are.
 _MUCH = 0.1
-_SOME = 0.02
 # A share of a large graph that is crossed, or left over: like layers were mistaken for each
 # other between two places where some were inserted.
 _SHIFTED = 0.01
@@ -86,13 +84,9 @@ def match(a: Graph, b: Graph, *, quick: bool = False) -> Matching:
     alike, no one order of the tiers is best. One quick way is enough where the source lines and the
     names of inputs are known.
     """
-    if quick:
+    if quick or max(len(a), len(b)) > _SMALL:
         return _of_large(a, b)
-    is_small = max(len(a), len(b)) <= _SMALL
-    best = _of_small(a, b).matching if is_small else _of_large(a, b)
-    if is_small or _left_over(best) > _SOME * min(len(a), len(b)):
-        best = _past_ops(best)
-    return best
+    return _of_small(a, b).matching
 
 
 def _of_small(a: Graph, b: Graph) -> _Found:
@@ -231,16 +225,6 @@ def _by_shapes(matching: Matching) -> None:
     pair_leaves(matching)
     pair_handed_through(matching)
     refine(matching)
-
-
-def _past_ops(matching: Matching) -> Matching:
-    """Return a matching in which what is left over may pair past what it computes, if shorter."""
-    if not _left_over(matching):
-        return matching
-    other = Matching(matching.a.graph, matching.b.graph)
-    other.pair_all((x, y) for x, y in enumerate(matching.a.partner) if y >= 0)
-    _by_shapes(other)
-    return other if script_cost(other) < script_cost(matching) else matching
 
 
 def _reconsidered(best: _Found) -> _Found:
