@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NARROW = 60  # characters of a line that fit into a narrow page
 _TALL = 60  # lines; a longer listing scrolls
 _HELP_WIDTH = 100
-_MARK = ' style="color:#d14d72;font-weight:bold"'
+_MARK = ' style="color:var(--jp-error-color1,#d14d72);font-weight:bold"'
 # Columns whose cells stay in one line, so that no page ends `cell 3 line 2` after `cell`.
 _WHOLE = frozenset(
     (

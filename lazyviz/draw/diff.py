@@ -299,7 +299,11 @@ class Union:
         units: set[_Unit] = set()
         first: set[Spot] = set()  # on which a view opens: inputs, else the first place
         room = max(4, budget // 3)
-        for group in self.places:
+        changed = (spot for spot in self.causes if self.changes[spot] == "changed")
+        inputs = {s for s in changed if self.side(s[0]).ops[s[1]] == PARAMETER}
+        # They are always in the picture.
+        places = [(inputs.isdisjoint(self._spots(p.exemplar)), p) for p in self.places]
+        for _, group in sorted(places, key=lambda place: place[0]):
             spots = self._connected(group.exemplar, len(self.changes))
             rest = [spot for spot in spots if spot not in self.causes]
             follow |= dict.fromkeys(rest[:room])
@@ -311,9 +315,7 @@ class Union:
             begun = [spot for spot in begun if self._unit(spot) in own]
             first = first or set(begun)
             chosen |= dict.fromkeys(begun, group.places)
-        changed = (spot for spot in chosen if self.changes[spot] == "changed")
-        inputs = {s for s in changed if self.side(s[0]).ops[s[1]] == PARAMETER}
-        first = inputs or first
+        first = inputs & chosen.keys() or first
         drawn = self._with_context(chosen, first, budget)
         rest = [spot for spot in self.changes if spot not in self.causes]
         if len(drawn.boxes) + len(rest) <= _FEW:

@@ -117,7 +117,8 @@ def overview_html(
         follow = f"<ul>{''.join(listed[False])}</ul>"
         parts.append(folded(f"{many}, changed only by what they read", follow))
     if len(kinds) > _MAX_PLACES:
-        parts.append(note_html(f"and {len(kinds) - _MAX_PLACES:,} more"))
+        rest = text.plural(len(kinds) - _MAX_PLACES, "more place")
+        parts.append(note_html(f"and {rest}"))
     if left_out > 0:
         many = text.plural(left_out, "changed node")
         parts.append(note_html(f"{many} more: choose a place, or search."))

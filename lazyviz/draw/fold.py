@@ -380,7 +380,7 @@ def _named_ops(ops: Sequence[Box]) -> str:
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     named = [f"{count:,} {op}" for op, count in common[:_MAX_NAMED_OPS]]
     if len(common) > _MAX_NAMED_OPS:
-        named.append(f"{len(common) - _MAX_NAMED_OPS} other kinds")
+        named.append(plural(len(common) - _MAX_NAMED_OPS, "other kind"))
     return ", ".join(named)
 
 

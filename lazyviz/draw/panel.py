@@ -174,7 +174,7 @@ def checked_html(bad: Sequence[Box], values: int) -> str:
     )
 
 
-def nan_help(*, is_ir: bool) -> str:
+def nan_help(*, is_ir: bool, can_check: bool) -> str:
     """Return what the NaN overlay shows; only the IR's ops have values of their own."""
     words = (
         "Values are those of the IR. An instruction shows what is known of the IR ops behind it, "
@@ -184,9 +184,10 @@ def nan_help(*, is_ir: bool) -> str:
     if is_ir:
         words = (
             "Shown are values that are computed already: inputs, and what was looked at. Nothing "
-            "is computed for it. Select an op and choose <i>Check the cone for NaN</i> to compute "
-            "all that it needs."
+            "is computed for it."
         )
+    if is_ir and can_check:
+        words += " Select an op and choose <i>Check the cone for NaN</i> to compute all that it needs."
     return f"{heading_html('NaN and infinities')}<p>{words}</p>"
 
 

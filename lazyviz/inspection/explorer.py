@@ -39,7 +39,7 @@ from lazyviz.inspection.protocol import (
     search_text,
     why_not,
 )
-from lazyviz.inspection.subjects import pending_subject, subject_of
+from lazyviz.inspection.subjects import how_to_keep, pending_subject, subject_of
 from lazyviz.render import text
 from lazyviz.render.html import page_html
 from lazyviz.render.values import look_view, picture_axes
@@ -59,10 +59,7 @@ _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
 MOST_BOXES = 300
 _MAX_FALLBACKS = 50
 _WHOLE = "whole graph"
-_NOT_KEPT = (
-    "This step has run, and its inputs are not kept: a click shows what tensors still hold. "
-    "`lazyrt.config.keep_values = 'last'` keeps those of the last step, a number those of so many."
-)
+_NOT_KEPT = "This step has run, and its inputs are not kept: a click shows what tensors still hold."
 _FOLDING_NAMES: dict[Folding, str] = {
     "auto": "to an overview",
     "module": "by module",
@@ -137,7 +134,7 @@ class Explorer(Walk["Program"]):
             has_values=self._inspection is not None and self._inspection.is_current,
         )
         if self._inspection is not None and not self._inspection.is_current:
-            words += panel.note_html(_NOT_KEPT)
+            words += panel.note_html(f"{_NOT_KEPT} {how_to_keep()}")
         return words
 
     def handle(self, request: object) -> Iterator[Reply]:
@@ -539,7 +536,8 @@ class Explorer(Walk["Program"]):
         """Return what a reader has to know of an overlay, or can ask for; empty if nothing."""
         inspection = self._inspection
         if overlay == "nan":
-            return panel.nan_help(is_ir=self._program.form == "ir")
+            can_check = inspection is not None and inspection.is_current
+            return panel.nan_help(is_ir=self._program.form == "ir", can_check=can_check)
         if overlay == "fallback":
             return panel.fallbacks_html(self._fallbacks())
         if overlay != "time" or inspection is None or not inspection.is_current:

@@ -21,6 +21,7 @@ from lazygraph.types import tensor_type, type_bytes, without_layout
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import Leaf, Lifetime, NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
+from lazyviz.inspection.subjects import how_to_keep
 from lazyviz.render import text
 from lazyviz.render.html import markup
 
@@ -505,14 +506,18 @@ def of_target(target: Target) -> Doc:
         return Doc([*above, find_in(inspection).doc()])
     held = _held_results(inspection) if inspection is not None else {}
     bad = [f"{name} has {words}" for name, words in held.items() if words]
-    if not bad:
+    if held and not bad:
         said = f"Every result still held is finite: {len(held):,} checked."
         return Doc([*above, Sentence(said)])
-    said = (
-        f"Not finite: {len(bad)} of {text.plural(len(held), 'result')} still held: "
-        f"{', '.join(bad[:_MAX_HELD])}. Where that began is not known: the step's inputs are not "
-        "kept. Set lazyrt.config.keep_values = 'last', run the step once more, and ask again; "
-        "%lazy nan on ends a loop at the first step that is not finite."
+    said = "Nothing was checked: no tensor holds a result of the step any more, and "
+    if bad:
+        said = (
+            f"Not finite: {len(bad)} of {text.plural(len(held), 'result')} still held: "
+            f"{', '.join(bad[:_MAX_HELD])}. Where that began is not known: "
+        )
+    said += (
+        f"its inputs are not kept. {how_to_keep()} %lazy nan on ends a loop at the first "
+        "step that is not finite."
     )
     return Doc([*above, Sentence(said)])
 

@@ -142,6 +142,19 @@ def step_number(runtime: ModuleType, name: int | str) -> int:
     return int(record.last_step)
 
 
+def how_to_keep() -> str:
+    """Return in a sentence which finished steps have their inputs kept, or what keeps them."""
+    from lazyrt import config, status
+
+    setting, kept = config.keep_values, str(status().kept)
+    if setting != "off" and kept:
+        return f"lazyrt.config.keep_values = {setting!r}: {kept}."
+    return (
+        "lazyrt.config.keep_values = 'last' keeps those of the last step that runs, a number "
+        "those of so many."
+    )
+
+
 def _step_target(runtime: ModuleType, step: int) -> Target:
     record = record_of_step(runtime, step)
     inspection = runtime.inspect(step) if record.graph is not None else None

@@ -187,7 +187,7 @@ def source_map(
             rows.append('<tr><td colspan="4">\u22ee</td></tr>')
             continue
         rows.append(
-            f'<tr><td style="{_SOURCE_CELL};opacity:.6">{k}</td>'
+            f'<tr><td style="{_SOURCE_CELL};opacity:.7">{k}</td>'
             f"{_shaded(worked.get(k, 0), worked, _DEVICE)}"
             f"{_shaded(waited.get(k, 0), waited, _WAIT)}"
             f'<td style="{_SOURCE_TEXT}">{markup(lines[k - 1].rstrip())}</td></tr>'

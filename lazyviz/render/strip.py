@@ -357,7 +357,7 @@ def _line_html(strip: Strip) -> str:
     first, *others = [markup(part) for part in strip_parts(strip)]
     parts = [f"<b>{first}</b>", *others]
     if strip.error is not None or strip.interrupted:
-        parts[-1] = f'<span style="color:#d14d72"><b>{parts[-1]}</b></span>'
+        parts[-1] = f'<b style="color:var(--jp-error-color1,#d14d72)">{parts[-1]}</b>'
     if not set(dict(strip.parts)) - {"python", "trace"}:
         return " · ".join(parts)
     bar = bar_svg(dict(strip.parts), _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)

@@ -221,15 +221,9 @@ def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
     ]
 
 
-def of_step(runtime: ModuleType, step: int | None) -> Doc:
-    """Return the share of each block in a step's graph, the last one that was compiled if None."""
-    if step is None:
-        records = runtime.compiled_graphs()
-        if not records:
-            return Doc([Line("No step was compiled yet, and nothing is pending.")])
-        record = records[-1]
-    else:
-        record = record_of_step(runtime, step)
+def of_step(runtime: ModuleType, step: int) -> Doc:
+    """Return the share of each block in a step's graph."""
+    record = record_of_step(runtime, step)
     if record.snapshot is None:
         raise ValueError(
             f"the ops of {record.name} are forgotten, to bound memory. Name a later step; "
@@ -241,7 +235,7 @@ def of_step(runtime: ModuleType, step: int | None) -> Doc:
     took = f"compiled in {text.duration(record.compile_ns)}"
     if record.from_disk:
         took = "read from disk"
-    head = f"{record.name} of step {record.last_step} · {text.plural(len(ops), 'op')} · {took}"
+    head = f"{record.name} of step {step} · {text.plural(len(ops), 'op')} · {took}"
     return _shares(head, ops, None if record.from_disk else record.compile_ns)
 
 

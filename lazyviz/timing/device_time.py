@@ -355,6 +355,8 @@ class Program:
 
     def _places(self, graph: Graph, node: int) -> dict[Place, float]:
         """Return the places of one instruction; none if they are not known."""
+        from lazyrt.tools import provenance
+
         origin = graph.origin(node)
         label = f"{origin.scope}/{origin.op_name}" if origin.scope else origin.op_name
         known = self._origins.get((label, origin.site)) or self._origins.get(
@@ -375,8 +377,9 @@ class Program:
             return {}
         of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
         op = origin.op_name.removesuffix(_BACKWARD)
-        cell = self._cells.get(site[1])
-        return {Place(site[1], int(site[2]), cell, origin.scope, op, of): 1.0}
+        file, line = site[1], int(site[2])
+        cell = self._cells.get(file) or provenance.site_in(file, line, "").cell
+        return {Place(file, line, cell, origin.scope, op, of): 1.0}
 
     def _operations(self, name: str) -> dict[Place, float]:
         """Return the floating-point operations of an instruction by place."""

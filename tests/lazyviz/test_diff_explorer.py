@@ -302,6 +302,9 @@ def test_a_lowered_diff_opens_on_the_input_that_changed(trained, form):
     first = [box.label for box in explorer.shown.boxes if box.is_first]
     assert first == ["~ batch"]
     assert "input batch is f32[5,8], was f32[4,8]" in words(explorer.overview())
+    # Also where one place is drawn, and others come before it.
+    small = explorer._program.overview(1)
+    assert [box.label for box in small.boxes if box.is_first] == first
     if form == "stablehlo":
         calls = [box for box in explorer.shown.boxes if "addmm" in box.detail]
         assert calls

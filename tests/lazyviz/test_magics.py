@@ -759,8 +759,18 @@ def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
     )
     assert (
         "Not finite: 2 of 2 results still held: y has 6 -Inf, z has 6 NaN. Where that began is "
-        "not known: the step's inputs are not kept. Set lazyrt.config.keep_values"
+        "not known: its inputs are not kept. lazyrt.config.keep_values = 'last' keeps those of"
     ) in printed(lab, "%lazy nan [y, z]")
+
+    run(
+        lab,
+        "first = lazyrt.compiled_graphs()[-1].last_step\ndel y, z, _\nfor _ in 'ab':\n    x = x + 1\n    lazyrt.mark_step()",
+    )
+    said = printed(lab, f"%lazy nan {lab.user_ns['first']}")
+    assert "Nothing was checked: no tensor holds a result" in said
+    assert f"of step {lab.user_ns['first']} " in printed(
+        lab, f"%lazy compile {lab.user_ns['first']}"
+    )
 
 
 def test_minimise_says_when_nothing_is_lacking(lab, capsys):

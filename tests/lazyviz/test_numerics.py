@@ -56,7 +56,9 @@ def test_each_node_is_compared_and_the_first_over_tolerance_is_marked():
     assert f"%{first.node_id}" in marked[0]
     assert "over tolerance, the first is" in found.summary
     page = found._repr_html_()
-    (row_html,) = re.findall(r'<tr style="color:#d14d72.*?</tr>', page)
+    (row_html,) = re.findall(
+        r'<tr style="color:var\(--jp-error-color1,#d14d72\).*?</tr>', page
+    )
     assert f">%{first.node_id}</td>" in row_html
     assert first.fusion.partition(" ")[0] in marked[0]
     for row in found.rows:

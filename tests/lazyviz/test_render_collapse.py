@@ -92,7 +92,7 @@ def test_a_folded_box_tells_what_it_holds():
     assert box.site == "cell 3 line 60"
     assert (
         box.op
-        == "192 aten.div.Tensor, 192 aten.mul.Tensor, 192 aten.sqrt.default, 1 other kinds"
+        == "192 aten.div.Tensor, 192 aten.mul.Tensor, 192 aten.sqrt.default, 1 other kind"
     )
 
 

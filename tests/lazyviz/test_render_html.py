@@ -119,7 +119,10 @@ def test_a_strip_without_details_does_not_fold():
 def test_a_strip_tells_what_stopped_its_cell():
     shown = Strip(error="ValueError").to_html()
 
-    assert '<span style="color:#d14d72"><b>stopped by ValueError</b></span>' in shown
+    assert (
+        '<b style="color:var(--jp-error-color1,#d14d72)">stopped by ValueError</b>'
+        in shown
+    )
 
 
 def test_hostile_names_stay_texts():
