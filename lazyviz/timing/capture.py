@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import operator
 import subprocess
 import sys
 import threading
@@ -36,7 +35,10 @@ RING_S = 30.0
 _MAX_WINDOWS = 64  # of a ring: each is of a few runs, which stand for those around them
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
-_MAX_NOTES = 200_000  # of a ring: some twenty seconds of a loop of very short steps
+_MAX_VALUES = (
+    2_000_000  # of a ring's events: some twenty seconds of a loop of very short steps
+)
+_MAX_PAUSES = 20_000
 _USAGE = (
     "%%lazy profile profiles a cell; --steps N ends the profile with the N-th step, --seconds S "
     "after S seconds, --save FILE.json writes it"
@@ -155,19 +157,16 @@ class Ring(Profile):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
-        self._notes: deque[tuple[Event, int, int]] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
-        self._pauses: deque[Pause] = deque(maxlen=_MAX_NOTES)  # type: ignore[assignment]
+        self._pauses: deque[Pause] = deque(maxlen=_MAX_PAUSES)  # type: ignore[assignment]
 
     def last(self, seconds: float) -> Profile:
         """Return the profile of the last seconds up to now."""
         now = time.perf_counter_ns()
-        notes, pauses = tuple(self._notes), tuple(self._pauses)
-        since = max(now - int(min(seconds, self.seconds) * 1e9), self.start_ns)
-        if len(notes) == _MAX_NOTES:
-            since = max(since, notes[0][1])
+        since = now - int(min(seconds, self.seconds) * 1e9)
+        since = max(since, self.start_ns, self._notes.forgotten_ns)
         return Profile.of(
-            [each for each in notes if each[1] >= since],
-            [each for each in pauses if each.end_ns >= since],
+            [each for each in self._notes if each.now_ns >= since],
+            [each for each in tuple(self._pauses) if each.end_ns >= since],
             self._thread or 0,
             since,
             now,
@@ -190,14 +189,11 @@ class Ring(Profile):
         yield self._forget_old, events.BarrierFinished
 
     def _forget_old(self, _event: Event) -> None:
-        self._forget(self._notes, operator.itemgetter(1))
-        self._forget(self._pauses, operator.attrgetter("end_ns"))
-        del self._windows.windows[:-_MAX_WINDOWS]
-
-    def _forget(self, kept: deque[Any], ended: Callable[[Any], int]) -> None:
         since = time.perf_counter_ns() - int(self.seconds * 1e9)
-        while kept and ended(kept[0]) < since:
-            kept.popleft()
+        self._notes.forget(since, _MAX_VALUES)
+        while self._pauses and self._pauses[0].end_ns < since:
+            self._pauses.popleft()
+        del self._windows.windows[:-_MAX_WINDOWS]
 
 
 @contextlib.contextmanager

@@ -615,7 +615,6 @@ class TraceWindows:
         self.fault = ""
         self._traced: Counter[str] = Counter()
         self._launched: deque[events.ExecuteStarted] = deque(maxlen=_MAX_IN_FLIGHT)
-        self._ended: deque[events.ExecuteFinished] = deque(maxlen=_MAX_IN_FLIGHT)
         self._began_ns = time.perf_counter_ns()
         self._spent_ns = 0
         self._ended_runs = 0
@@ -635,20 +634,19 @@ class TraceWindows:
 
         yield self._captured, events.GraphCaptured
         yield self._launched.append, events.ExecuteStarted
-        yield self._ended.append, events.ExecuteFinished
 
     def begin(self) -> None:
         """Trace from now on, unless that is under way or cannot be done."""
-        from lazyrt import subscribe, tools
+        import lazyrt
         from lazyrt.observe import events
 
         with self._lock, self._counted():
             if self._open is not None or self.fault or self._rests or self._is_ending:
                 return
-            ended = set(map(_key, self._ended))
-            in_flight = [each for each in self._launched if _key(each) not in ended]
+            launched = [*self._launched]
+            in_flight = launched[max(len(launched) - lazyrt.in_flight(), 0) :]
             self._in_flight = deque(in_flight)
-            window = Window(tools.device_trace(), in_flight, len(in_flight))
+            window = Window(lazyrt.tools.device_trace(), in_flight, len(in_flight))
             self._open = window
             self.windows.append(window)
             listeners: list[tuple[Any, type[events.Event]]] = [
@@ -657,7 +655,8 @@ class TraceWindows:
                 (self._finished, events.ExecuteFinished),
             ]
             self._subscriptions = [
-                subscribe(listener, kind, exact=False) for listener, kind in listeners
+                lazyrt.subscribe(listener, kind, exact=False)
+                for listener, kind in listeners
             ]
 
     def end(self) -> None:

@@ -8,8 +8,12 @@ taken out of a pause; the rest is the program's own time, a gap.
 from __future__ import annotations
 
 import bisect
-from collections import Counter, defaultdict
+import functools
+import threading
+import time
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from lazyrt.observe import events
@@ -19,12 +23,15 @@ from lazyviz.timing.ledger import Ledger, Quiet
 from lazyviz.timing.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazyrt.observe.events import SourceLocation
     from lazyrt.tools import Pause, Sample
 
 MIN_GAP_NS = 1_000_000
+_MANY = 64  # events that wait to be kept, which is faster for many
+_MAX_VALUES = 20_000_000  # of events, each of which has some ten
+_now, _thread = time.perf_counter_ns, threading.get_ident
 _LAST_NS = 500_000  # an op is recorded in less, and samples lie closer
 Interval = tuple[int, int]
 
@@ -35,6 +42,75 @@ class Noted(NamedTuple):
     event: Any
     now_ns: int
     thread: int
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    """Return the fields that make an event anew; none where its class does more than keep them."""
+    made = kind.__dict__.get("__dataclass_fields__", {}).values()
+    is_plain = all(each.init for each in made) and not hasattr(kind, "__post_init__")
+    return tuple(each.name for each in made) if is_plain else ()
+
+
+@functools.cache
+def _values(kind: type) -> Callable[[events.Event], tuple[Any, ...]]:
+    """Return what gives a kind of event as its class and its fields; or the event itself, alone."""
+    names = _names(kind)
+    return attrgetter("__class__", *names) if names else lambda event: (event,)
+
+
+class Notes:
+    """Events as they come, kept as plain values.
+
+    An event that is kept is one object more for garbage collections to visit, and brings the next
+    one nearer: for steps of 0.7 ms these took a third of what a profile costs.
+
+    Attributes:
+        dropped: Events that were too many to keep.
+        forgotten_ns: When the last one came that is kept no more; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = self.forgotten_ns = 0
+        self._fresh: deque[tuple[events.Event, int, int]] = deque()
+        self._values: deque[Any] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, event: events.Event) -> None:
+        """Take note of an event, on the thread that sends it: little may be done here."""
+        self._fresh.append((event, _now(), _thread()))
+        if len(self._fresh) > _MANY and self._lock.acquire(blocking=False):
+            try:
+                self._keep()
+            finally:
+                self._lock.release()
+
+    def _keep(self) -> None:
+        while self._fresh:
+            event, now, thread = self._fresh.popleft()
+            if len(self._values) < _MAX_VALUES:
+                self._values.extend((now, thread, *_values(event.__class__)(event)))
+            else:
+                self.dropped += 1
+
+    def forget(self, before_ns: int, most: int) -> None:
+        """Keep no older ones, and about so many values at most."""
+        values = self._values
+        with self._lock:
+            while values and (values[0] < before_ns or len(values) > most):
+                self.forgotten_ns, _, kind = (values.popleft() for _ in range(3))
+                for _ in _names(kind) if isinstance(kind, type) else ():
+                    values.popleft()
+
+    def __iter__(self) -> Iterator[Noted]:
+        with self._lock:
+            self._keep()
+            values = iter(tuple(self._values))
+        for now in values:
+            thread, event = next(values), next(values)
+            if isinstance(event, type):
+                event = event(**{name: next(values) for name in _names(event)})
+            yield Noted(event, now, thread)
 
 
 class Stretch(NamedTuple):

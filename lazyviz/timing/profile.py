@@ -48,16 +48,14 @@ from lazyviz.timing.history import Timeline
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
-    from lazyrt.observe.events import Event, ExecuteStarted
+    from lazyrt.observe.events import ExecuteStarted
     from lazyrt.tools import Node, Pause
     from lazyviz.inspection.numerics import Timeline as Lifetimes
     from lazyviz.timing.advice import InputTime, ReadTime
 
-_now, _thread = time.perf_counter_ns, threading.get_ident
-_MAX_NOTES = 2_000_000
 _MAX_ROWS = 12
 _MAX_SOURCE = 48
 _MAX_SPANS = 200_000  # with which a page draws a frame in 16 ms
@@ -91,14 +89,14 @@ class Profile(Displayed):
         self.dropped = 0
         self._thread = thread
         self._windows = device.TraceWindows(is_whole=path is not None)
-        self._notes: list[tuple[Event, int, int]] = []
+        self._notes = host.Notes()
         self._pauses: list[Pause] = []
         self._open: list[Any] = []
 
     @classmethod
     def of(
         cls,
-        notes: Sequence[tuple[Event, int, int]],
+        notes: Iterable[host.Noted],
         pauses: Sequence[Pause],
         thread: int,
         start_ns: int,
@@ -107,18 +105,18 @@ class Profile(Displayed):
     ) -> Profile:
         """Return the profile of a thread that others have noted."""
         found = Profile(thread=thread)
-        found._notes, found._pauses = list(notes), list(pauses)
+        found._noted, found._pauses = list(notes), list(pauses)
         found._windows.windows.extend(windows)
         found.start_ns, found.end_ns = start_ns, end_ns
         return found
 
     def from_first_event(self) -> Profile:
         """Return it without what came before anything happened."""
-        begun = [self._notes[0][1]] if self._notes else []
+        begun = [each.now_ns for each in self._noted[:1]]
         begun += [pause.end_ns for pause in self._pauses[:1]]
         start = min(begun, default=self.start_ns)
         return Profile.of(
-            self._notes,
+            self._noted,
             [each for each in self._pauses if each.start_ns >= start],
             self._thread or 0,
             start,
@@ -174,7 +172,7 @@ class Profile(Displayed):
             lazyrt.wait()
         for each in reversed(opened):
             each.close()
-        self.end_ns = time.perf_counter_ns()
+        self.end_ns, self.dropped = time.perf_counter_ns(), self._notes.dropped
         _latest[:] = [self]
         self._windows.rest(on=True)
         if self.path is not None:
@@ -214,45 +212,35 @@ class Profile(Displayed):
 
         unused = {events.GraphCaptured, events.CacheHit}
         unused |= {events.OpRecorded, events.OpTraced, events.CompiledCallTraced}
-        yield self._note, *(set(events.Event.__subclasses__()) - unused)
+        yield self._notes.add, *(set(events.Event.__subclasses__()) - unused)
         yield from self._windows.listeners()
-
-    def _note(self, event: Event) -> None:
-        """Take note of an event, on the thread that sends it: little may be done here."""
-        if len(self._notes) < _MAX_NOTES:
-            self._notes.append((event, _now(), _thread()))
-        else:
-            self.dropped += 1
 
     @cached_property
     def _noted(self) -> list[host.Noted]:
-        return [host.Noted(*note) for note in self._notes]
-
-    # -------------------------------------------------------------------- what it says
-
-    @cached_property
-    def _host(self) -> host.HostTime:
-        self._require_end()
-        return host.host_time(
-            self._noted, self._pauses, self._thread or 0, self.start_ns, self.end_ns
-        )
-
-    def _require_end(self) -> None:
         if not self.end_ns:
             raise ProfileError(
                 "this profile is still being taken, so it says nothing yet. Leave its `with` "
                 "block, or call stop()."
             )
+        return list(self._notes)
+
+    # -------------------------------------------------------------------- what it says
+
+    @cached_property
+    def _host(self) -> host.HostTime:
+        return host.host_time(
+            self._noted, self._pauses, self._thread or 0, self.start_ns, self.end_ns
+        )
 
     @cached_property
     def _device(self) -> device.DeviceTime:
-        self._require_end()
+        noted = self._noted
         if self._windows.fault:
-            found = device.untraced_time(self._noted)
+            found = device.untraced_time(noted)
         else:
-            kinds = ((event, type(event).__name__) for event, _, _ in self._noted)
+            kinds = ((event, type(event).__name__) for event, _, _ in noted)
             launches = [event for event, kind in kinds if kind == "ExecuteStarted"]
-            programs, ends = _programs(launches), device.ends_of(self._noted)
+            programs, ends = _programs(launches), device.ends_of(noted)
             found = device.device_time(
                 self._windows.windows, launches, programs, ends, self.end_ns
             )
@@ -321,7 +309,6 @@ class Profile(Displayed):
     @cached_property
     def inputs(self) -> tuple[InputTime, ...]:
         """How the loops got their batches, the one that waited longest first."""
-        self._require_end()
         thread = self._thread or 0
         return tuple(
             advice.input_times(self._noted, self._pauses, thread, self._busy_between)

@@ -1,5 +1,6 @@
 """`lazyviz.profile()`: gaps at the line that waits, the device's time by line, steps."""
 
+import gc
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from lazyviz.inspection import numerics
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import union
 from lazyviz.timing import device_time, gaps
+from lazyviz.timing.gaps import Noted
 from lazyviz.timing.profile import Profile, ProfileError
 
 HERE = __file__
@@ -115,7 +117,8 @@ def test_the_device_works_no_longer_than_the_profile_lasts():
     ran = events.ExecuteFinished(
         fingerprint="f", purpose="step", step=1, duration_ns=5_000, exact=False
     )
-    profile = Profile.of([(ran, 3_000, 0), (ran, 9_500, 0)], (), 0, 1_000, 9_000)
+    noted = [Noted(ran, 3_000, 0), Noted(ran, 9_500, 0)]
+    profile = Profile.of(noted, (), 0, 1_000, 9_000)
     profile._windows.fault = "another trace is taken"
 
     assert profile.duty_cycle == (2_000 + 4_500) / 8_000
@@ -265,6 +268,33 @@ def test_a_profile_leaves_graphs_compiles_and_random_numbers_as_they_are():
     assert torch.equal(plain, profiled)
     assert again == fingerprint
     assert lazyrt.counters()["compiles"] == before
+
+
+def test_noted_events_are_no_objects_that_garbage_collections_visit():
+    notes = gaps.Notes()
+    for step in range(1_000):
+        notes.add(finished(step))
+
+    kept = sum(isinstance(each, events.ExecuteFinished) for each in gc.get_objects())
+    assert kept < 100
+    assert [each.event for each in notes] == [finished(step) for step in range(1_000)]
+
+
+def test_a_program_s_own_event_is_noted_however_its_class_makes_it():
+    class Odd(events.Event):
+        def __init__(self, epoch, _more):
+            object.__setattr__(self, "epoch", epoch)
+
+    notes = gaps.Notes()
+    notes.add(finished(1))
+    notes.add(Odd(3, None))
+    notes.add(finished(2))
+    first, odd, last = (each.event for each in notes)
+
+    assert (first, odd.epoch, last) == (finished(1), 3, finished(2))
+    notes.forget(before_ns=10**18, most=0)
+    assert list(notes) == []
+    assert notes.forgotten_ns > 0
 
 
 def test_after_a_profile_nothing_listens_any_more():
