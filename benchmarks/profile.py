@@ -28,6 +28,7 @@ _PART, _LEAST_NS = 0.10, 500_000
 _SUM_PART, _SHARE_POINTS, _IDLE_POINTS = 0.02, 0.05, 0.05
 _COST = 1.03
 _MOST = 0.95
+_READ_MS, _READ_STEPS, _EVERY = (2, 10, 50), 40, 10
 _ROUNDS, _UNCOUNTED, _COUNTED = 60, 50, 80
 
 
@@ -71,6 +72,7 @@ def run(options: Namespace) -> Report:
     for name, step in programs.idle_programs():
         idle.append((name, *_idle(step, options.steps)))
         count += 1
+    reads = _reads()
     within, times = sum(each.within for each in gaps), sum(each.times for each in gaps)
     most = [each for each in gaps if each.within * 2 > each.times]
     return Report(
@@ -88,6 +90,11 @@ def run(options: Namespace) -> Report:
                 shares,
             ),
             Table("duty cycle", ("program", "true", "found"), idle),
+            Table(
+                "a read in one of ten steps instead of each, ms a step",
+                ("step", "in each", "predicted", "measured", "of the prediction"),
+                reads,
+            ),
         ],
         goals=[
             Goal("programs", ">= 30", str(count), count >= 30),  # noqa: PLR2004
@@ -112,6 +119,12 @@ def run(options: Namespace) -> Report:
                 "duty cycle, off by", [abs(s[1] - s[2]) for s in idle], _IDLE_POINTS
             ),
             _worst("sum of lines against the busy time, off by", sums, _SUM_PART),
+            Goal(
+                "predictions of fewer reads that are off by more than steps vary",
+                "0",
+                str(sum("differ" in each[-1] for each in reads)),
+                not any("differ" in each[-1] for each in reads),
+            ),
             Goal(
                 "a training step while a profile is taken",
                 f"<= {_COST:.2f}x",
@@ -220,6 +233,30 @@ def _idle(step: Callable[[], object], steps: int) -> tuple[float, float]:
     with lazyrt.subscribe(note, events.ExecuteFinished):
         profile = _profiled(step, steps)
     return sum(worked[-steps:]) / profile.duration_ns, profile.duty_cycle
+
+
+def _reads() -> list[tuple[str, float, float, float, str]]:
+    """Return what is predicted of fewer reads beside what is measured, for steps of three lengths."""
+    import lazyviz
+    from benchmarks.profile_programs import reading
+
+    found = []
+    for ms in _READ_MS:
+        loop = reading(ms)
+        profiles = []
+        for every in (1, _EVERY):
+            loop(_EVERY, every)  # compiles
+            with lazyviz.profile() as profile:
+                loop(_READ_STEPS, every)
+            profiles.append(profile)
+        each, rare = (profile.reads[0] for profile in profiles)
+        said = " ".join(profiles[1].diff(profiles[0]).predictions)
+        verdict = next(
+            (word for word in ("agree", "differ") if word in said), "unknown"
+        )
+        took = each.period_ns, each.predicted_ns(_EVERY), rare.period_ns / _EVERY
+        found.append((f"{ms} ms", *(ns / 1e6 for ns in took), verdict))
+    return found
 
 
 class _Cost(NamedTuple):

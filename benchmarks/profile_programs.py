@@ -82,6 +82,40 @@ class Training:
         lazyrt.mark_step()
 
 
+def reading(ms: float) -> Callable[[int, int], None]:
+    """Return a loop of steps that wait half of a time on the host and take half on the device.
+
+    It takes how many steps to run, and after how many of them a value is read.
+    """
+    weight = (torch.randn(256, 256) / 16).to("lazyrt")
+    x = torch.randn(256, 256).to("lazyrt")
+
+    def record(products: int) -> torch.Tensor:
+        nonlocal x
+        for _ in range(products):
+            x = (x @ weight).tanh()
+        found = x[0, 0]
+        lazyrt.mark_step()
+        return found
+
+    def took(products: int) -> int:
+        began = now()
+        record(products).item()
+        return now() - began
+
+    few, more = (min(took(products) for _ in range(8)) for products in (4, 24))
+    products = max(round(ms / 2 * 1e6 / max((more - few) / 20, 1)), 1)
+
+    def loop(steps: int, every: int) -> None:
+        for step in range(1, steps + 1):
+            time.sleep(ms / 2e3)
+            value = record(products)
+            if step % every == 0:
+                value.item()
+
+    return loop
+
+
 def gap_programs(lengths_ms: tuple[int, ...]) -> Iterator[Program]:
     """Yield the programs with gaps: each kind with each length, and some of one length."""
     for ms in lengths_ms:

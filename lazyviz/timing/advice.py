@@ -256,7 +256,7 @@ class ReadTime:
         period_ns: From one to the next.
         waited_ns: How long of it the program waited for the device and for the copy.
         device_ns: How long of it the device worked.
-        spread_ns: How far the quartiles of the periods lie apart.
+        error_ns: Twice the standard error of the period.
     """
 
     at: str
@@ -264,7 +264,7 @@ class ReadTime:
     period_ns: float
     waited_ns: float
     device_ns: float
-    spread_ns: float
+    error_ns: float
 
     def predicted_ns(self, every: int) -> float:
         """Return what a step takes where only each `every`-th one is read.
@@ -283,11 +283,12 @@ class ReadTime:
             f"every {each}: {text.duration(self.predicted_ns(each))}"
             for each in _EVERY[1:]
         )
-        brings = f"Read less often, a step takes about: {steps}."
-        if self.period_ns - self.predicted_ns(_EVERY[1]) <= self.spread_ns:
+        error = text.duration(self.error_ns)
+        brings = f"Read less often, a step takes about: {steps} (± {error})."
+        if self.period_ns - self.predicted_ns(_EVERY[1]) <= self.error_ns:
             brings = (
-                f"What fewer reads bring is unknown: steps vary by {text.duration(self.spread_ns)} "
-                "(between quartiles), which is more."
+                f"What fewer reads bring is unknown: steps vary so that this average is known to "
+                f"± {error}, which is more than would be won."
             )
         return (
             f"The read at {self.at} waits {text.duration(self.waited_ns)} in each step of "
@@ -330,16 +331,13 @@ def read_times(noted: Iterable[Noted], thread: int, busy: Busy) -> list[ReadTime
                     period_ns=(last - first) / count,
                     waited_ns=statistics.fmean(wait for _, wait in reads[1:]),
                     device_ns=busy(first, last) / count,
-                    spread_ns=spread_ns([now for now, _ in reads]),
+                    error_ns=error_ns([now for now, _ in reads]),
                 )
             )
     return sorted(times, key=lambda each: -each.waited_ns * each.reads)
 
 
-def spread_ns(moments: Sequence[int]) -> float:
-    """Return how far the quartiles of the times between moments lie apart; 0 for fewer than three."""
+def error_ns(moments: Sequence[int]) -> float:
+    """Return twice the standard error of the mean time between moments; 0 for fewer than three."""
     times = [end - start for start, end in itertools.pairwise(moments)]
-    if len(times) < 2:  # noqa: PLR2004
-        return 0.0
-    low, _, high = statistics.quantiles(times, n=4)
-    return high - low
+    return 2 * statistics.stdev(times) / len(times) ** 0.5 if len(times) > 1 else 0.0

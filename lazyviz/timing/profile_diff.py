@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from lazyviz.render.html import TIMELINE_CLASS
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.shell.displayed import Displayed
-from lazyviz.timing.advice import spread_ns
+from lazyviz.timing.advice import error_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -148,20 +149,28 @@ class ProfileDiff(Displayed):
         if each != 1 or every <= 1:
             return ""
         predicted, took = before.predicted_ns(every), after.period_ns / every
-        varies = max(
-            spread_ns([each.end_ns for each in _own_steps(profile.steps)])
-            for profile in (self._before, self._after)
+        error = math.hypot(
+            *(
+                error_ns([step.end_ns for step in _own_steps(profile.steps)])
+                for profile in (self._before, self._after)
+            )
         )
+        varies = f"± {text.duration(error)}, as steps vary"
         said = (
             f"The read at {before.at}, in one of {every} steps instead of each: the earlier profile "
             f"predicts {text.duration(predicted)} a step, and it takes {text.duration(took)}; with "
             f"a read in each it took {text.duration(before.period_ns)}."
         )
-        if abs(before.period_ns - predicted) > varies:
-            return said
+        if abs(before.period_ns - predicted) <= error:
+            return (
+                f"{said} These are known to {varies}, which is more than was to be won, so this run "
+                "says nothing about the prediction."
+            )
+        if abs(took - predicted) <= error:
+            return f"{said} Both agree ({varies})."
         return (
-            f"{said} Steps vary by {text.duration(varies)} (between quartiles), which is more than "
-            "was to be won, so this run says nothing about the prediction."
+            f"{said} They differ by more than {varies}: the prediction takes it that recording and "
+            "execution do not slow each other down, and that the machine is as busy as before."
         )
 
     def doc(self) -> Doc:

@@ -215,14 +215,15 @@ def test_reads_in_each_step_are_told_with_what_fewer_would_bring():
 
 def test_what_fewer_reads_bring_is_unknown_where_steps_vary_by_more():
     moments = (100, 150, 250, 300, 400, 450, 550)
-    noted = [each for now in moments for each in read(now, 29)]
+    noted = [each for now in moments for each in read(now, 19)]
 
     (found,) = advice.read_times(noted, ME, lambda start, end: (end - start) // 10)
 
-    assert found.period_ns - found.predicted_ns(10) == pytest.approx(27 * MS)
-    assert found.spread_ns == 50 * MS
+    assert found.period_ns - found.predicted_ns(10) == pytest.approx(18 * MS)
+    assert found.error_ns == pytest.approx(50 * MS / 5**0.5)  # of six, 25 off the mean
     assert found.sentence.endswith(
-        "What fewer reads bring is unknown: steps vary by 50 ms (between quartiles), which is more."
+        "What fewer reads bring is unknown: steps vary so that this average is known to ± 22 ms, "
+        "which is more than would be won."
     )
 
 

@@ -137,7 +137,7 @@ def looped(*lengths, reads):
         period_ns=sum(lengths) * MS / reads,
         waited_ns=10 * MS,
         device_ns=10 * MS,
-        spread_ns=0,
+        error_ns=0,
     )
     return Known(found, reads=(read,))
 
@@ -145,12 +145,17 @@ def looped(*lengths, reads):
 def test_a_read_that_became_rarer_has_what_was_predicted_beside_what_it_takes():
     each = looped(*[16] * 20, reads=20)
 
-    (said,) = ProfileDiff(each, looped(*[11] * 20, reads=2)).predictions
-    (unsure,) = ProfileDiff(each, looped(*[3, 19] * 10, reads=2)).predictions
+    (said,) = ProfileDiff(each, looped(*[10, 12] * 10, reads=2)).predictions
+    (other,) = ProfileDiff(each, looped(*[14] * 20, reads=2)).predictions
+    (unsure,) = ProfileDiff(each, looped(*[1, 41] * 10, reads=2)).predictions
 
     assert said == (
         "The read at train.py:9, in one of 10 steps instead of each: the earlier profile predicts "
-        "11 ms a step, and it takes 11 ms; with a read in each it took 16 ms."
+        "11 ms a step, and it takes 11 ms; with a read in each it took 16 ms. Both agree "
+        "(± 471 µs, as steps vary)."
+    )
+    assert (
+        "They differ by more than ± 0 ns, as steps vary: the prediction takes" in other
     )
     assert unsure.endswith("so this run says nothing about the prediction.")
     assert ProfileDiff(each, each).predictions == ()
