@@ -254,8 +254,9 @@ def _reads() -> list[tuple[str, float, float, float, str]]:
         verdict = next(
             (word for word in ("agree", "differ") if word in said), "unknown"
         )
-        took = each.period_ns, each.predicted_ns(_EVERY), rare.period_ns / _EVERY
-        found.append((f"{ms} ms", *(ns / 1e6 for ns in took), verdict))
+        in_each, predicted = each.period_ns / 1e6, each.predicted_ns(_EVERY) / 1e6
+        measured = rare.period_ns / _EVERY / 1e6
+        found.append((f"{ms} ms", in_each, predicted, measured, verdict))
     return found
 
 

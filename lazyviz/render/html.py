@@ -26,6 +26,7 @@ _ADVICE = (
     "border-left:3px solid #2a9d8f;overflow-wrap:anywhere"
 )
 _CODE = re.compile(r"`([^`\n]+)`")
+_SVG_WIDTH = re.compile(r'<svg [^>]*?\bwidth="(\d+)')
 # Longer words of a table may end a line where a part of them ends.
 _LONG_WORD = 12
 _LONG = re.compile(rf"[\w:.]{{{_LONG_WORD},}}")
@@ -77,8 +78,13 @@ def image(picture: str, what: str, max_width: str = "") -> str:
 
 
 def picture(svg_text: str, what: str, css_class: str = "") -> str:
-    """Return a drawing as an image that is never wider than the page, which finds it by its class."""
-    shown = image(svg_text, what, max_width="100%")
+    """Return a drawing as an image, which a page finds by its class, as wide as the page at most.
+
+    Letters could not be read in one that is shrunk by more than a quarter: then its box scrolls.
+    """
+    width = _SVG_WIDTH.search(svg_text)
+    least = f";min-width:{int(width[1]) * 3 // 4}px" if width else ""
+    shown = image(svg_text, what, max_width=f"100%{least}")
     name = f' class="{css_class}"' if css_class else ""
     return f'<div{name} style="overflow:auto;margin-top:4px">{shown}</div>'
 
@@ -135,11 +141,8 @@ def pre(listing: str) -> str:
 
 def wrapped(words: str) -> str:
     """Return text with its own line ends; longer lines end between words, backticks are code."""
-    style = (
-        "font-size:12px;line-height:1.4;margin:4px 0;"
-        "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
-    )
-    return f'<pre style="{style}">{prose(words)}</pre>'
+    style = f"{FONT};margin:4px 0;white-space:pre-wrap;overflow-wrap:break-word"
+    return f'<div style="{style}">{prose(words)}</div>'
 
 
 def folded(summary: str, body: str, *, is_open: bool = False) -> str:

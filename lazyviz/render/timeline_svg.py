@@ -78,6 +78,7 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){.lzt{--q:#a7b1bf;--g:#3a4250;"
     "--m0:#9dbdf2;--m1:#ef7fa2;--m2:#c3a3ea;--m3:#f0a070;--m4:#c3cad4}}"
     ".lzt .l,.lzt .k{fill:var(--q)}.lzt .t{fill:#14202e;pointer-events:none}"
+    "@media(max-width:800px){.lzt{font-size:13px}}"  # of the image that it is shown as
     ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
 )
 _LABEL = 46  # how wide a time such as `300 ms` is
