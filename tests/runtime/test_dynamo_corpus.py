@@ -294,8 +294,13 @@ def of_data_size(x, y):
     return x.nonzero().float().sum() + y, y[y > 0].numel()
 
 
+def without_a_meta_kernel(x, y):
+    fake = torch.fake_quantize_per_tensor_affine(x, 0.5, 0, -8, 7)
+    return fake, *torch.histogram(y, 3), *torch.geqrf(x + y)
+
+
 PROGRAMS = [
-    data_class, generator, context_managers, branch_in_graph, loop_on_value, side_effects,
+    without_a_meta_kernel, data_class, generator, context_managers, branch_in_graph, loop_on_value, side_effects,
     out_arguments, detached, fourier, numpy_numbers, hessian, forward_derivative, jacobian,
     scatter_in_place, mutating_custom_op, explicit_break, of_data_size,
     turn_in_place, reshape_in_place, restride_in_place, turn_input, pool, write_input, write_view, write_twice, aliases, with_print, branch_on_value, item, mask,

@@ -47,6 +47,7 @@ from lazyrt.frontend.torch_compat import (
     never_trace_beneath,
     on_dynamo_compile,
     patch_default_compiler,
+    patch_fake_fallback,
     patch_openxla,
     skip_packages_in_dynamo,
 )
@@ -100,6 +101,7 @@ def install() -> None:
     compiled_frames.install()
     on_dynamo_compile(_note_compile)
     patch_default_compiler(dynamo_backend)
+    patch_fake_fallback()
     patch_openxla(dynamo_backend)
     if dynamo_is_loaded():
         for name in NAMES:

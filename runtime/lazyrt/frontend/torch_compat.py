@@ -29,6 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.multiprocessing import reductions
 from torch.utils import backend_registration
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     import traceback
@@ -185,6 +187,41 @@ def never_trace_beneath(is_ours: Callable[[str], bool]) -> None:
         module.CatchErrorsWrapper.__call__ = convert
 
     _when_loaded("torch._dynamo.convert_frame", patch)
+
+
+def patch_fake_fallback() -> None:
+    """Have torch find the types of an op without a meta kernel on the CPU, for lazy stand-ins.
+
+    It runs the op on zeros of the stand-ins' device, where ops would be recorded.
+    """
+    original = fake_tensor.run_fallback_kernel
+
+    @functools.wraps(original)
+    def run(mode: Any, func: OpOverload, args: Sequence[Any], *more: Any) -> Any:
+        devices = [arg.device for arg in args if is_lazy(arg)]
+        if not devices:
+            return original(mode, func, args, *more)
+
+        def to_host(arg: Any) -> Any:
+            if not is_lazy(arg):
+                is_ours = isinstance(arg, torch.device) and arg.type == DEVICE_TYPE
+                return torch.device("cpu") if is_ours else arg
+            zeros = torch.empty_strided(
+                arg.shape, arg.stride(), dtype=arg.dtype, device="cpu"
+            )
+            return zeros.zero_()
+
+        def to_device(found: torch.Tensor) -> torch.Tensor:
+            kind = {"dtype": found.dtype, "device": devices[0]}
+            with mode:
+                return torch.empty_strided(found.shape, found.stride(), **kind)
+
+        with no_dispatch():
+            on_host = [to_host(arg) for arg in args]
+        found = original(mode, func, on_host, *more)
+        return tree_map_only(torch.Tensor, to_device, found)
+
+    vars(fake_tensor)["run_fallback_kernel"] = run
 
 
 def _when_loaded(name: str, function: Callable[[types.ModuleType], None]) -> None:
