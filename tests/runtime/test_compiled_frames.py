@@ -232,6 +232,18 @@ def test_a_graph_break_is_told_with_its_line_and_each_call_that_reaches_it(
     assert rest.definition == breaks[0].site
 
 
+def test_breaks_with_nothing_recorded_between_them_are_all_told_as_reached():
+    def printing_twice(x):
+        print(end="")  # noqa: T201 - a graph break
+        print(end="")  # noqa: T201
+        return x + 1
+
+    found = told(printing_twice, *[(ones(4),)] * 3)
+
+    first = printing_twice.__code__.co_firstlineno
+    assert [each.site.line - first for each in reached(found)] == [1, 2] * 3
+
+
 def test_a_break_is_told_after_a_reset_as_before():
     for _ in range(2):
         torch.compiler.reset()

@@ -54,7 +54,7 @@ _latest: BreakReason | None = None
 # Compiles by their numbers, for the backward that is compiled later.
 _forwards: OrderedDict[str, FrameCompiled] = OrderedDict()
 # Breaks with nothing recorded before them; the graph behind one tells when it was reached.
-_bare: dict[tuple[str, int], CodeBreak] = {}
+_bare: dict[tuple[str, int], list[CodeBreak]] = {}
 
 
 def install() -> None:
@@ -71,12 +71,8 @@ def telling_breaks(
     that nothing was recorded before belongs to the graph behind it.
     """
     _now.has_graph = True
-    reached = []
     frame = compiling_frame()
-    rest = _REST.fullmatch(frame.code.co_name) if frame is not None else None
-    if frame is not None and rest is not None:
-        before = _bare.get((frame.code.co_filename, int(rest[2])))
-        reached += [before] if before is not None else []
+    reached = _reached_before(frame) if frame is not None else []
     ended: BreakReason | None = getattr(graph, "compile_subgraph_reason", None)
     if ended is not None and ended.graph_break:
         reached.append(_break(ended))
@@ -92,6 +88,13 @@ def telling_breaks(
         return call(*args)
 
     return broken
+
+
+def _reached_before(frame: CompilingFrame) -> list[CodeBreak]:
+    """Return the breaks that a function's rest comes behind, with nothing recorded since."""
+    rest = _REST.fullmatch(frame.code.co_name)
+    place = (frame.code.co_filename, int(rest[2])) if rest is not None else ("", 0)
+    return [*_bare.get(place, ())]
 
 
 def _report(figures: CompileFigures) -> None:
@@ -112,7 +115,7 @@ def _report(figures: CompileFigures) -> None:
         place = ended.site.file, ended.site.line
         _bare.pop(place, None)
         if not has_graph:
-            _bare[place] = ended
+            _bare[place] = [*_reached_before(frame), ended]
     aot_us = figures.aot_autograd_cumulative_compile_time_us or 0
     reason = figures.recompile_reason
     event = FrameCompiled(

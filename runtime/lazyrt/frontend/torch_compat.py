@@ -201,27 +201,18 @@ def patch_fake_fallback() -> None:
         devices = [arg.device for arg in args if is_lazy(arg)]
         if not devices:
             return original(mode, func, args, *more)
-
-        def to_host(arg: Any) -> Any:
-            if not is_lazy(arg):
-                is_ours = isinstance(arg, torch.device) and arg.type == DEVICE_TYPE
-                return torch.device("cpu") if is_ours else arg
-            zeros = torch.empty_strided(
-                arg.shape, arg.stride(), dtype=arg.dtype, device="cpu"
-            )
-            return zeros.zero_()
-
-        def to_device(found: torch.Tensor) -> torch.Tensor:
-            kind = {"dtype": found.dtype, "device": devices[0]}
-            with mode:
-                return torch.empty_strided(found.shape, found.stride(), **kind)
-
         with no_dispatch():
-            on_host = [to_host(arg) for arg in args]
-        found = original(mode, func, on_host, *more)
-        return tree_map_only(torch.Tensor, to_device, found)
+            args = [_blank_on_cpu(arg) if is_lazy(arg) else arg for arg in args]
+        found = original(mode, func, args, *more)
+        with mode:
+            return tree_map_only(torch.Tensor, lambda each: each.to(devices[0]), found)
 
     vars(fake_tensor)["run_fallback_kernel"] = run
+
+
+def _blank_on_cpu(like: Any) -> torch.Tensor:
+    shape, strides = like.shape, like.stride()
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device="cpu").zero_()
 
 
 def _when_loaded(name: str, function: Callable[[types.ModuleType], None]) -> None:
