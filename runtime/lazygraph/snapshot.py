@@ -86,6 +86,7 @@ class Origin(NamedTuple):
             for the rest.
         memory_format: The order of its elements in memory: `contiguous`, `channels_last` or its
             strides.
+        also: What else the user calls a tensor of the same data; empty for none.
     """
 
     step: int
@@ -97,6 +98,7 @@ class Origin(NamedTuple):
     dropped: bool = False
     how: str = ""
     memory_format: str = "contiguous"
+    also: str = ""
 
 
 class Vertex(NamedTuple):

@@ -9,8 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazygraph.explain.attribute import Closure, at
-from lazygraph.explain.compare import FALLBACK, differs, is_break, is_view, position
-from lazygraph.explain.facts import Fact, Row, of_pairs
+from lazygraph.explain.compare import (
+    FALLBACK,
+    differs,
+    is_break,
+    is_view,
+    position,
+    slots,
+)
+from lazygraph.explain.facts import OF_PROGRAM, Fact, Row, of_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
@@ -29,6 +36,14 @@ _CHECK_FIX = (
     "leave the check out with validate_args=False, or for all distributions with "
     "torch.distributions.Distribution.set_default_validate_args(False)"
 )
+# What a fallback of them gives has as many elements as some values say. Other indices are lowered.
+_SIZED_BY_VALUES = (
+    "aten.index.", "aten.nonzero.", "aten.masked_select.", "aten._unique", "aten.unique_",
+)  # fmt: skip
+_SIZE_FIX = (
+    "the size of its result depends on values, so no graph can hold it: keep the size fixed, as by "
+    "`torch.where(mask, x, 0)` or a weight of 0 in place of `x[mask]`"
+)
 _LEFT_FIX = (
     "mend the error; or choose with `step(on_error=...)` what becomes of the work of a step that "
     "an error leaves, which runs as a graph of its own by default"
@@ -44,6 +59,8 @@ def break_fix(boundary: Boundary) -> str:
     """Return what to do about a graph break."""
     if boundary[0].startswith(FALLBACK):
         op = boundary[0].removeprefix(FALLBACK)
+        if op.startswith(_SIZED_BY_VALUES):
+            return _SIZE_FIX
         return (
             f"register a lowering with @lowers('{op}'), or move the op out of the step"
         )
@@ -278,15 +295,20 @@ def _in_front(
         if origin.graph == whole.record.name:
             continue
         key = (origin.op, position(origin.site), part[leaf].types[0])
+        name = part.name(leaf)
+        if part.partner[leaf] >= 0 and name is not None and name.holder in OF_PROGRAM:
+            continue  # a state is read by whatever comes next
         found = {*by_line.get(key, ())} if part.partner[leaf] < 0 else set()
         for reader in part.users[leaf]:
             partner = part.partner[reader]
             if partner >= 0:
-                slots = zip(
-                    part[reader].operands, whole[partner].operands, strict=False
-                )
-                found |= {o for (m, _), (o, _) in slots if m == leaf}
-        found = {k for k in found if k in whole.unmatched and not whole[k].is_leaf}
+                pairs = slots(part[reader], whole[partner])
+                found |= {o for (m, _), (o, _) in pairs if m == leaf}
+        found = {
+            k
+            for k in found & whole.unmatched
+            if not (whole[k].is_leaf or is_view(whole[k]))
+        }
         if found:
             leaves.add(leaf)
             made |= found

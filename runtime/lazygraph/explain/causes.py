@@ -128,6 +128,21 @@ def _directions(c: Comparison, claims: list[Claim]) -> Fields:
 
 
 @cause(
+    "code_path", of="visit", spread=spread.line, more=lambda c, claims: _path(c, claims),  # noqa: PLW0108
+    says="code path changed: {path}", fix=PATH_FIX,
+)  # fmt: skip
+def _closure_path(c: Comparison, fact: Fact) -> bool:
+    """Return whether a closure that both graphs call has a line in one of them alone."""
+    if not (lbfgs(c.a) and lbfgs(c.b)) or (fact.before and fact.now):
+        return False
+    other, site = c.a if fact.is_new else c.b, fact.row.site
+    functions = {line[::2] for line in other.lines if line}
+    return not _has_line(other, fact.row) and (
+        site is not None and (site.file, site.function) in functions
+    )
+
+
+@cause(
     "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
     says="LBFGS{at} {does}",
     fix="nothing to do: each way through its step is one graph, and so is each number of "
@@ -464,7 +479,7 @@ def _is_alone(scope: str, other: Side) -> bool:
 
 
 def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    of_module = claims[0].fact.row.more["holder"] == "module"
+    of_module = claims[0].fact.row.more["holder"] != "optimizer"
     s = "s" if len(claims) > 1 else ""
     return {"what": f"parameter{s}" if of_module else "state"}
 
@@ -477,15 +492,6 @@ def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 )  # fmt: skip
 def _recreated(c: Comparison, fact: Fact) -> bool:
     return fact.is_new and fact.row.name in c.a.read
-
-
-@cause(
-    "module_recreated", of="created", spread=spread.dominated, more=_made,
-    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
-    fix="nothing to do: further steps are alike; or build the model before the first step",
-)  # fmt: skip
-def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and fact.row.more["holder"] == "module"
 
 
 # Optimizers -------------------------------------------------------------------------------------
@@ -554,11 +560,12 @@ def _option(c: Comparison, fact: Fact) -> bool:
 def _update(c: Comparison, fact: Fact) -> bool:
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
     made = {name.text for name in other.snapshot.root_names.values()}
-    if fact.row.name not in other.names - made:
+    name = fact.row.name
+    if name not in other.names or (name in made and _has_line(other, fact.row)):
         return False
     # A parameter whose gradient follows from what the forward pass has alone is updated by that.
     lines = update_lines(side)
-    leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
+    leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == name)
     near = {user for leaf in leaves for user in side.users[leaf]}
     if any(_is_alone(side[k].scope, other) for k in near):
         return False
@@ -796,7 +803,8 @@ cause(
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fields = _numbers(claims[0].fact)
     times = "once" if fields["now"] == 1 else f"{fields['now']} times"
-    return {**fields, "times": times}
+    what = "loop" if claims[0].fact.row.more["loop"] else "line"
+    return {**fields, "times": times, "what": what}
 
 
 def _in_each_round(c: Comparison, claims: list[Claim]) -> Fields:
@@ -824,11 +832,14 @@ def _of_loop(c: Comparison, fact: Fact) -> Closure:
     return found.with_all(c, lambda v: in_loop(v.site, loop)) if loop else found
 
 
-cause(
+@cause(
     "loop_count", of="loop", spread=_of_loop, more=_rounds,
-    says="the loop{at} ran {times}, {before} in {graph_before}",
+    says="the {what}{at} ran {times}, {before} in {graph_before}",
     fix="run the loop a fixed number of times, or put each round in a step of its own",
-)(_always)  # fmt: skip
+)  # fmt: skip
+def _other_rounds(c: Comparison, fact: Fact) -> bool:
+    """Return whether a loop did; without one, other lines that call a function are the cause."""
+    return bool(fact.row.more["loop"]) or not c.lines_differ
 
 
 GUARD_SAYS = "torch.compile compiled `{name}`{where} again for the call{at}: {texts}"
@@ -969,6 +980,15 @@ def _add_results(holds: Callable[[Fact], bool]) -> None:
 _add_results(_is_kept)
 
 
+@cause(
+    "module_recreated", of="created", spread=spread.dominated, more=_made,
+    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
+    fix="nothing to do: further steps are alike; or build the model before the first step",
+)  # fmt: skip
+def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and fact.row.more["holder"] != "optimizer"
+
+
 # Numbers and arguments --------------------------------------------------------------------------
 
 
@@ -997,44 +1017,6 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
         "within": within,
         "variable": names[0] if len(names) == 1 and not many else "",
     }
-
-
-@cause(
-    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
-    says="{number}{within}{at} {varies} and {is_} {an_input} from now on",
-    fix="nothing to do: further values compile nothing",
-)  # fmt: skip
-def _number(c: Comparison, fact: Fact) -> bool:
-    """Return whether a number that was part of the graph is an input; backward's follow from others."""
-    readers = c.b.users[fact.row.vertices[0]] if fact.is_new else ()
-    return any(
-        c.b.partner[k] >= 0 and not (c.b[k].backward and c.forward_differs)
-        for k in readers
-    )
-
-
-@cause(
-    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
-    says="{number}{within}{at} {is_} {now}, {was} {before}",
-    fix=_ONE_KIND,
-)  # fmt: skip
-def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
-
-
-@cause(
-    "lifted_number", of="argument", spread=spread.alone, group=lambda fact: _call(fact),  # noqa: PLW0108
-    more=lambda c, claims: _argument(c, claims),  # noqa: PLW0108
-    says="a Python number, {argument}{at}, is {new}, was {old}", fix=_ONE_KIND,
-)  # fmt: skip
-def _number_is_constant(c: Comparison, fact: Fact) -> bool:
-    old, new = _vertices(fact)
-    given = [
-        (_given(c.a, old, place), _given(c.b, new, place))
-        for place, pair in enumerate(zip(old.attrs, new.attrs, strict=False))
-        if pair[0] != pair[1]
-    ]
-    return _same_op(fact) and any("an input" in pair for pair in given)
 
 
 def _vertices(fact: Fact) -> tuple[Vertex, Vertex]:
@@ -1134,13 +1116,15 @@ def _readers(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
     """Return whether the same op of a module reads an input more or less often.
 
-    What a module makes of its inputs, as of two that are one, stands in no line of the program.
+    What a module makes of its inputs, as of two that are one, stands in no line of the program;
+    a line that one side has alone may call it.
     """
     visit, inputs = fact.row.more["visit"], c.a.read & c.b.read - c.a.snapshot.modules
     is_known = bool(visit[2]) and visit in c.a.visited & c.b.visited
     # An op that was put in front of the reader is a path of its own.
     return (
         is_known
+        and not c.lines_differ
         and fact.row.name in inputs
         and not any(
             not side[k].is_leaf and k in side.unmatched
@@ -1151,15 +1135,34 @@ def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
     )
 
 
+def _also(claims: list[Claim]) -> str:
+    """Return how many other calls have the first one's change."""
+    calls = {_call(claim.fact) for claim in claims} - {_call(claims[0].fact)}
+    return f" (and {len(calls)} more)" if calls else ""
+
+
 def _follows_too(fact: Fact) -> bool:
     """Return whether an op reads other types, beside what it is given."""
     before, now = fact.both
     return bool(before.more["reads"] != now.more["reads"])
 
 
+def _sizes_of(fact: Fact) -> tuple[tuple[int, int], ...]:
+    """Return what became of the sizes that an op's results have; one change has many shapes."""
+    old, new = ([n for t in v.types for n in shape_of(t)] for v in _vertices(fact))
+    pairs = zip(old, new, strict=False)
+    return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+
 @cause(
-    "shape", of="argument", spread=spread.downstream, group=_call, more=_argument,
-    says="shape changed: {call}{at} is {now_type}, was {before_type}{argued}",
+    "shape", of="argument", spread=spread.downstream,
+    group=lambda fact: _sizes_of(fact) or _call(fact),
+    more=lambda c, claims: {
+        **_argument(c, claims),
+        "sizes": _sizes_of(claims[0].fact),
+        "others": _also(claims),
+    },
+    says="shape changed: {call}{at} is {now_type}, was {before_type}{argued}{others}",
     fix="keep the size fixed, or pad to a fixed one",
 )  # fmt: skip
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
@@ -1215,10 +1218,18 @@ def _conversions(c: Comparison, claims: list[Claim]) -> Fields:
     return {"casts": ", as under autocast: " + " and ".join(parts), "by": ""}
 
 
-cause(
+@cause(
     "dtype", of="cast", spread=spread.downstream, more=_conversions, fix=_DTYPE_FIX,
     says="dtype changed{casts}{by}{at}",
-)(_always)  # fmt: skip
+)  # fmt: skip
+def _cast(c: Comparison, fact: Fact) -> bool:
+    """Return whether it is no part of a line that one side alone has and that does more."""
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    line = position(fact.row.site)
+    return _has_line(other, fact.row) or all(
+        v.is_leaf or v.backward or is_view(v) or position(v.site) != line
+        for v in side.vertices
+    )
 
 
 _PACKING = {"aten.as_strided.default", "aten.as_strided_scatter.default", "aten.view.default"}  # fmt: skip
@@ -1243,6 +1254,44 @@ def _reads_tensor(fact: Fact) -> bool:
     """Return whether an argument is a tensor on one side alone."""
     pairs = zip(*(vertex.attrs for vertex in _vertices(fact)), strict=False)
     return any(one != other and OPERAND in {one, other} for one, other in pairs)
+
+
+@cause(
+    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
+    says="{number}{within}{at} {varies} and {is_} {an_input} from now on",
+    fix="nothing to do: further values compile nothing",
+)  # fmt: skip
+def _number(c: Comparison, fact: Fact) -> bool:
+    """Return whether a number that was part of the graph is an input; backward's follow from others."""
+    readers = c.b.users[fact.row.vertices[0]] if fact.is_new else ()
+    return any(
+        c.b.partner[k] >= 0 and not (c.b[k].backward and c.forward_differs)
+        for k in readers
+    )
+
+
+@cause(
+    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
+    says="{number}{within}{at} {is_} {now}, {was} {before}",
+    fix=_ONE_KIND,
+)  # fmt: skip
+def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+@cause(
+    "lifted_number", of="argument", spread=spread.alone, group=_call,
+    more=_argument,
+    says="a Python number, {argument}{at}, is {new}, was {old}", fix=_ONE_KIND,
+)  # fmt: skip
+def _number_is_constant(c: Comparison, fact: Fact) -> bool:
+    old, new = _vertices(fact)
+    given = [
+        (_given(c.a, old, place), _given(c.b, new, place))
+        for place, pair in enumerate(zip(old.attrs, new.attrs, strict=False))
+        if pair[0] != pair[1]
+    ]
+    return _same_op(fact) and any("an input" in pair for pair in given)
 
 
 # What is left -----------------------------------------------------------------------------------
@@ -1316,8 +1365,8 @@ def _path(c: Comparison, claims: list[Claim]) -> Fields:
         if rows
     ]
     for word, rows in (
-        ("there more often", [f.row for f in facts if _grew(f) > 0]),
-        ("there less often", [f.row for f in facts if _grew(f) < 0]),
+        ("recorded more often", [f.row for f in facts if _grew(f) > 0]),
+        ("recorded less often", [f.row for f in facts if _grew(f) < 0]),
     ):
         if rows:
             parts.append(_ops(rows, word))

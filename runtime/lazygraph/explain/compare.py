@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.model import NO_SOURCE
 from lazygraph.match import match
-from lazygraph.snapshot import AT_CONSTANTS, shared
+from lazygraph.snapshot import AT_CONSTANTS, OPERAND, shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from lazygraph.explain.model import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, SourceLocation, Vertex
@@ -45,6 +46,23 @@ def is_view(vertex: Vertex) -> bool:
     return vertex.op.startswith("aten.") and vertex.op.split(".")[1] in _VIEWS
 
 
+_Operand = tuple[int, int]
+
+
+def slots(before: Vertex, now: Vertex) -> Iterator[tuple[_Operand, _Operand]]:
+    """Yield operands of two ops that stand in one place: an argument's, where it has as many."""
+    at_a = at_b = 0
+    for one, other in zip(before.attrs, now.attrs, strict=False):
+        old, new = one.count(OPERAND), other.count(OPERAND)
+        if old == new:
+            yield from zip(
+                before.operands[at_a : at_a + old],
+                now.operands[at_b : at_b + new],
+                strict=True,
+            )
+        at_a, at_b = at_a + old, at_b + new
+
+
 class Side:
     """One of the two graphs, with what is asked of it often.
 
@@ -52,9 +70,10 @@ class Side:
     or with other operands.
     """
 
-    def __init__(self, record: Record, partner: list[int]) -> None:
+    def __init__(self, record: Record, partner: list[int], source: Source) -> None:
         assert record.snapshot is not None
         self.record = record
+        self.source = source
         self.snapshot = record.snapshot
         self.vertices = record.snapshot.vertices
         self.roots = record.snapshot.roots
@@ -154,6 +173,21 @@ class Side:
                 first = first or vertex.site
         return first
 
+    def reading_site(self, leaf: int) -> SourceLocation | None:
+        """Return the line that reads an input first, of those that have its name if any do.
+
+        An op that equals one of an earlier step has that one's line.
+        """
+        name = self.name(leaf)
+        words = {*re.findall(r"\w+", name.text)} if name is not None else set()
+        sites = dict.fromkeys(self.vertices[user].site for user in self.users[leaf])
+        named = (
+            site
+            for site in sites
+            if words.intersection(re.findall(r"\w+", self.source.statement(site)))
+        )
+        return next(named, None) or self.site([leaf])
+
     def downstream(
         self, seeds: Iterable[int], inside: Callable[[int], bool]
     ) -> dict[int, int]:
@@ -221,8 +255,8 @@ class Comparison:
         assert before.snapshot is not None
         assert now.snapshot is not None
         found = match(before.snapshot.graph, now.snapshot.graph, quick=True)
-        self.a = Side(before, list(found.a.partner))
-        self.b = Side(now, list(found.b.partner))
+        self.a = Side(before, list(found.a.partner), source)
+        self.b = Side(now, list(found.b.partner), source)
         self.source = source
         for k, partner in enumerate(self.b.partner):
             if partner >= 0 and self._is_other(k, partner):
@@ -322,8 +356,8 @@ class Comparison:
     def _agree(self, k: int, partner: int) -> int:
         """Return how many operands two ops have in common, and one more where they do the same."""
         now, before = self.b[k], self.a[partner]
-        pairs = zip(now.operands, before.operands, strict=False)
-        alike = sum((self.b.partner[o], i) == other for (o, i), other in pairs)
+        pairs = slots(before, now)
+        alike = sum((self.b.partner[o], i) == other for other, (o, i) in pairs)
         return alike + (now.label == before.label)
 
     def _pair_same_slots(self) -> None:
@@ -332,8 +366,7 @@ class Comparison:
             (k, partner) for k, partner in enumerate(self.b.partner) if partner >= 0
         ]
         for reader, partner in queue:
-            operands = (self.a[partner].operands, self.b[reader].operands)
-            for (old, _), (new, _) in zip(*operands, strict=False):
+            for (old, _), (new, _) in slots(self.a[partner], self.b[reader]):
                 if self.a.partner[old] >= 0 or self.b.partner[new] >= 0:
                     continue
                 keys = self.a.slot_key(old), self.b.slot_key(new)
@@ -360,16 +393,26 @@ class Comparison:
         )
 
     @cached_property
+    def lines_differ(self) -> bool:
+        """Whether one side alone has a line of the forward pass, views aside."""
+        one, other = (
+            {
+                position(v.site)
+                for v in side.vertices
+                if not (v.is_leaf or v.backward or is_view(v))
+            }
+            for side in (self.a, self.b)
+        )
+        return not one <= self.b.lines or not other <= self.a.lines
+
+    @cached_property
     def substitutions(self) -> list[tuple[int, int, int]]:
         """(reader in b, operand in a, operand in b) where a pair reads something else."""
         found = []
         for k, partner in enumerate(self.b.partner):
             if partner < 0:
                 continue
-            operands_b, operands_a = self.b[k].operands, self.a[partner].operands
-            for (new, new_index), (old, old_index) in zip(
-                operands_b, operands_a, strict=False
-            ):
+            for (old, old_index), (new, new_index) in slots(self.a[partner], self.b[k]):
                 if self.a.partner[old] != new or new_index != old_index:
                     found.append((k, old, new))
         return found

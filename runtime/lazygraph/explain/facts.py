@@ -264,12 +264,12 @@ def _of_earlier_cells(side: Side) -> set[int]:
 
 
 def _holder(side: Side, leaf: int) -> str:
-    name, origin = side.name(leaf), side.origin(leaf)
-    if name is not None:
-        return name.holder
-    if origin is not None and origin.name.endswith(".grad"):
-        return "gradient"
-    return ""
+    name = side.name(leaf)
+    if name is None:
+        return ""
+    # What dropped it called it so when it was computed.
+    is_dropped = name.holder == "variable" and name.text.endswith(".grad")
+    return "gradient" if is_dropped else name.holder
 
 
 def _input_row(side: Side, leaf: int) -> Row:
@@ -285,14 +285,14 @@ def _input_row(side: Side, leaf: int) -> Row:
         type_,
         name.text if name is not None else "",
         (leaf,),
-        site=side.site([leaf]),
+        site=side.reading_site(leaf),
         more={"origin": origin, "holder": _holder(side, leaf)},
     )
 
 
 _KINDS = {"module": "parameter", "buffer": "parameter", "optimizer": "state",
           "optimizer LBFGS": "state", "gradient": "state"}  # fmt: skip
-_OF_PROGRAM = frozenset(_KINDS)
+OF_PROGRAM = frozenset(_KINDS)
 
 
 def _data(side: Side, kind: str) -> Table:
@@ -378,7 +378,7 @@ def updates(side: Side) -> Table:
 @table("created")
 def created(side: Side) -> Table:
     """Parameters and state that the graph makes, and reads of no earlier step."""
-    holders = {"module", "optimizer"}
+    holders = {"module", "buffer", "optimizer"}
     return _named_results(
         side, lambda n: n.holder in holders and n.text not in side.read
     )
@@ -517,7 +517,7 @@ def lists(side: Side) -> Table:
             origin.step >= 0
             or any(side[k].op.startswith(_JOINS) for k in side.users[leaf])
         )
-        is_kept = is_whole and name.holder not in _OF_PROGRAM
+        is_kept = is_whole and name.holder not in OF_PROGRAM
         if item and is_kept and not follows_from(side, leaf):
             found.setdefault(item[1], []).append(leaf)
     return {
@@ -543,11 +543,7 @@ def history(side: Side) -> Table:
     """Earlier steps whose saved values backward reads."""
     steps: dict[int, list[int]] = {}
     for leaf, origin in side.snapshot.origins.items():
-        if (
-            origin.step < 0
-            or _holder(side, leaf) in _OF_PROGRAM
-            or not side.users[leaf]
-        ):
+        if origin.step < 0 or _holder(side, leaf) in OF_PROGRAM or not side.users[leaf]:
             continue
         if all(side[user].backward for user in side.users[leaf]):
             steps.setdefault(origin.step, []).append(leaf)
@@ -636,7 +632,7 @@ def reads(side: Side) -> Table:
     """How often the ops of each line and module read each input, through views."""
     found: dict[tuple[str, str, Position | None, str], list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
-        if name.holder in _OF_PROGRAM:
+        if name.holder in OF_PROGRAM:
             continue
         for view in side.downstream([leaf], lambda k: is_view(side[k])):
             for k in side.users[view]:
@@ -741,12 +737,17 @@ def training(comparison: Comparison) -> Iterator[Fact]:
             continue
         for side, row in ((comparison.a, old), (comparison.b, new)):
             other = comparison.b if side is comparison.a else comparison.a
-            if row is not None and any(
-                (partner := side.partner[operand]) >= 0
-                and side[operand].scope == other[partner].scope
-                and position(side[operand].site) == position(other[partner].site)
-                for operand, _ in side[row.vertices[0]].operands
-                if side[operand].op != "rng"
+            is_dropout = row is not None and row.text.startswith(_DROPOUTS)
+            if (
+                row is not None
+                and is_dropout
+                and any(
+                    (partner := side.partner[operand]) >= 0
+                    and side[operand].scope == other[partner].scope
+                    and position(side[operand].site) == position(other[partner].site)
+                    for operand, _ in side[row.vertices[0]].operands
+                    if side[operand].op != "rng"
+                )
             ):
                 yield Fact("training", old, new)
 

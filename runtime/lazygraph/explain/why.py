@@ -52,36 +52,52 @@ def explain(
     if alone is not None:
         return _explanation(record, (alone,))
     closest = nearest(record, history)
-    rest = _rest_of_step(record, runs)
+    rest = _rest_of_step(record, runs, history)
     if (
         closest is None
         or (closest[1] < _RELATED and not _is_start_of(record, closest[0]))
-        or (rest and not _is_round_of(record, closest[0]))
+        or (rest and not _is_round_of(record, closest[0], runs))
     ):
-        said = (rest or _new_program(record), *_failed_guards(record))
-        return _explanation(record, said)
+        said = (rest or _new_program(record, source), *_failed_guards(record))
+        return _explanation(record, said, source=source)
     other, similarity = closest
     if other.fingerprint == record.fingerprint:
         same = [each for each in history if each.fingerprint == record.fingerprint]
         donated = {*record.key.donated}
         other = min(same, key=lambda r: (len(donated ^ {*r.key.donated}), -r.last_step))
         found = tuple(of_key(other, record))
-        return _explanation(record, found or (_new_program(record),), other, 1.0)
+        return _explanation(
+            record, found or (_new_program(record, source),), other, 1.0
+        )
     c = Comparison(other, record, history, runs, source)
     said, unexplained = _causes(c)
     earlier = {each.name: each.explanation for each in history}
     said = with_growth(said, other.name, earlier.get)
-    explanation = _explanation(record, said, other, similarity, unexplained)
-    sentences = [part for cause in said for part in (cause.text, cause.fix)]
-    quotes = sorted(q for q in source.quotes if any(q in part for part in sentences))
-    return dataclasses.replace(explanation, quotes=tuple(quotes))
+    return _explanation(record, said, other, similarity, unexplained, source)
 
 
-def _is_round_of(record: Record, other: Record) -> bool:
-    """Return whether two graphs end at one place, and it is no break that only one begins after."""
+def _is_round_of(record: Record, other: Record, runs: list[Record]) -> bool:
+    """Return whether two graphs end at one place, and it is no break that only one begins after.
+
+    Of the parts of one step, one that goes on with values that no variable holds is no round.
+    """
     if differs(record.key.ended_by, other.key.ended_by):
         return False
+    if other in runs and "" in _read_of(record, runs):
+        return False
     return is_break(other.key.began_after) or not is_break(record.key.ended_by)
+
+
+def _read_of(record: Record, others: Iterable[Record]) -> list[str]:
+    """Return what holds each input that some graphs computed; empty where it has no name."""
+    if record.snapshot is None:
+        return []
+    made, names = {each.name for each in others}, record.snapshot.leaf_names
+    return [
+        names[leaf].holder if leaf in names else ""
+        for leaf, origin in record.snapshot.origins.items()
+        if origin.graph in made
+    ]
 
 
 def _is_start_of(record: Record, other: Record) -> bool:
@@ -127,9 +143,7 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
             groups.setdefault(key, []).append(claim)
     found = [
         _cause(c, sorted(group, key=lambda m: -m.weight))
-        for group in sorted(
-            groups.values(), key=lambda g: (g[0].rank, -sum(m.weight for m in g))
-        )
+        for group in sorted(groups.values(), key=_importance)
     ]
     if not found:
         found = [_unclaimed(c)]
@@ -137,6 +151,13 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     said = with_lengths(tuple(found))
     rest = said[_MOST_CAUSES:]
     return said[:_MOST_CAUSES], left + sum(cause.weight for cause in rest)
+
+
+def _importance(group: list[Claim]) -> tuple[bool, int, int]:
+    """Return what sorts causes: what is kept of equal work comes behind what computes otherwise."""
+    weight = sum(claim.weight for claim in group)
+    is_kept = not weight and any(claim.results for claim in group)
+    return is_kept and not group[0].row.is_shown, group[0].rank, -weight
 
 
 def _claims(c: Comparison, facts: list[Fact]) -> list[Claim]:
@@ -338,22 +359,38 @@ def _over_limit(record: Record) -> Cause | None:
     )
 
 
-def _rest_of_step(record: Record, runs: list[Record]) -> Cause | None:
-    """Return that a graph break left this graph as the rest of its step, None if it did not."""
+def _rest_of_step(
+    record: Record, runs: list[Record], history: Iterable[Record]
+) -> Cause | None:
+    """Return that a graph break left this graph as the rest of its step, None if it did not.
+
+    Where the step went on otherwise before, the value that was read chose another path.
+    """
     if not runs or record.snapshot is None or not is_break(record.key.began_after):
         return None
-    if _is_round_of(record, runs[0]):
+    if _is_round_of(record, runs[0], runs):
         return None
-    names, snapshot = {each.name for each in runs}, record.snapshot
-    read = [leaf for leaf, origin in snapshot.origins.items() if origin.graph in names]
     # Parameters and state are read by whatever comes next.
-    state = {"module", "buffer", "optimizer"}
-    if all(
-        leaf in snapshot.leaf_names and snapshot.leaf_names[leaf].holder in state
-        for leaf in read
-    ):
+    if {"module", "buffer", "optimizer"}.issuperset(_read_of(record, runs)):
         return None
-    cause = record.key.began_after
+    cause, line = record.key.began_after, record.lines[0]
+    before = [
+        each
+        for each in history
+        if not differs(each.key.began_after, cause)
+        and position(each.lines[0]) != position(line)
+        and _read_of(each, runs[:1])
+    ]
+    if before and line is not None:
+        return Cause(
+            kind="code_path",
+            text=f"code path changed: after the {breaks.mark(cause)} the step goes on{at(line)}, "
+            f"went on{at(before[-1].lines[0])} in {before[-1].name}",
+            fix=causes.PATH_FIX,
+            now=line,
+            before=before[-1].lines[0],
+            edits=EditCounts(added=record.nodes),
+        )
     return Cause(
         kind="fallback" if cause[0].startswith(FALLBACK) else "graph_break",
         text=f"graph break: {breaks.mark(cause)} ended {runs[0].name}; this graph is the rest of "
@@ -382,13 +419,17 @@ def _first_trace(record: Record) -> Cause:
     )
 
 
-def _new_program(record: Record) -> Cause:
+def _new_program(record: Record, source: Source) -> Cause:
     vertices = record.snapshot.vertices if record.snapshot is not None else ()
     site = next((v.site for v in vertices if v.site is not None), None)
-    first = f", the first{at(site)}" if site is not None else ""
+    text = source.statement(site)
+    start = f", from{f' `{text}`' if text else ''}{at(site)} on" if site else ""
+    key = record.key
+    marks = [breaks.mark(each) for each in (key.began_after, key.ended_by)]
+    between = f" between {marks[0]} and {marks[1]}" if all(marks) else ""
     return Cause(
         kind="new_program",
-        text=f"a program not seen before: {plural(record.nodes, 'op')}{first}",
+        text=f"a program not seen before{start}: {plural(record.nodes, 'op')}{between}",
         fix="nothing to do when it comes once; a program that comes again hits the cache",
         now=site,
         edits=EditCounts(added=record.nodes),
@@ -416,8 +457,10 @@ def _explanation(
     other: Record | None = None,
     similarity: float = 0.0,
     unexplained: int = 0,
+    source: Source = NO_SOURCE,
 ) -> Explanation:
     end = record.key.ended_by[1]
+    sentences = [part for cause in said for part in (cause.text, cause.fix)]
     return Explanation(
         step=record.first_step,
         graph=record.name,
@@ -428,14 +471,17 @@ def _explanation(
         ended_at=end,
         against_ended_at=other.key.ended_by[1] if other is not None else None,
         block=repeated_block(record.snapshot, end) if record.snapshot else None,
+        quotes=tuple(
+            sorted(q for q in source.quotes if any(q in each for each in sentences))
+        ),
     )
 
 
 # Causes outside of the graph: the same graph, compiled or laid out in another way.
 
 _HELD_FIX = (
-    "drop the other reference (an alias such as `.detach()` or a saved copy of the state) before "
-    "the boundary, or keep it in every step"
+    "nothing to do when it comes once, as by a copy of the model; else drop the other reference (an "
+    "alias such as `.detach()`) before the boundary, or keep it in every step"
 )
 _COPIED_FIX = (
     "end the step after the copy or the load (`lazyrt.mark_step()`), so that the next one begins "
@@ -557,6 +603,11 @@ def _inputs(record: Record, positions: set[int]) -> str:
 def _others(record: Record, positions: set[int]) -> str:
     """Return the inputs that hold the data of some others."""
     origins = record.snapshot.origins if record.snapshot is not None else {}
+    also = dict.fromkeys(
+        origins[k].also for k in sorted(positions) if k in origins and origins[k].also
+    )
+    if also:
+        return listed(also)
     made = {origins[k][:3] for k in positions if k in origins and origins[k].graph}
     same = {k for k, origin in origins.items() if origin[:3] in made} - positions
     return _inputs(record, same) if same else "something else"
@@ -640,15 +691,15 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
     if loop is None:
         return causes
-    kinds = {"input_shape", "parameter_shape"}
+    kinds = {"input_shape", "parameter_shape", "shape"}
     lengths = [c for c in causes if c.kind in kinds]
     length = next((c for c in lengths if {*loop.sizes} & {*c.sizes}), None)
     if length is None:
         return causes
-    told = loop
-    if length.variable:
-        text = f"{loop.text}, as many as `{length.variable}` is long"
-        told = replace(loop, text=text, fix=length.fix)
+    what = (
+        f"`{length.variable}` is long" if length.variable else "the size that changed"
+    )
+    told = replace(loop, text=f"{loop.text}, as many as {what}", fix=length.fix)
     found = [cause for cause in causes if cause is not loop]
     found.insert(found.index(length) + 1, told)
     return tuple(found)

@@ -38,7 +38,7 @@ from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.ir.fingerprint import Canonical, snapshot_of
-from lazyrt.ir.live import FromCpu, RanAlone, pending
+from lazyrt.ir.live import Buffer, FromCpu, RanAlone, pending, ready_buffers
 from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.observe.events import SourceLocation
 
@@ -380,11 +380,17 @@ def _names_and_origins(
         held.add(buffer.value)
         if id(buffer) in by_buffer:
             names.setdefault(buffer.value, by_buffer[id(buffer)][0])
+    holders: dict[int, list[Buffer]] = {}
+    for each in ready_buffers():
+        if id(each) in by_buffer and id(each) not in by_autograd:
+            holders.setdefault(id(each.data), []).append(each)
     for leaf in graph.data:
         owner = pending.owners[leaf.position]()
         found = None if id(owner) in by_autograd else by_buffer.get(id(owner))
         origin = _origin(leaf.position, dropped=owner is None)
-        origins[leaf] = origin._replace(memory_format=_memory_format(leaf))
+        others = holders.get(id(pending.inputs[leaf.position]), [])
+        also = next((by_buffer[id(o)][0].text for o in others if o is not owner), "")
+        origins[leaf] = origin._replace(memory_format=_memory_format(leaf), also=also)
         if found:
             names[leaf] = found[0]
         elif origin.name:  # what it was called when it was computed
