@@ -3,7 +3,6 @@
 import copy
 import io
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -112,39 +111,25 @@ def test_a_storages_bytes_can_be_read():
     )
 
 
-def test_a_storage_is_made_of_a_size_and_of_bytes():
-    def program(device):
-        zeros: Any = torch.UntypedStorage(8, device=device)
-        zeros.fill_(0)
-        given = torch.UntypedStorage([1, 2, 3, 4], device=device)
-        typed = torch.TypedStorage(2, dtype=torch.float32, device=device).fill_(0)
-        shown = torch.empty(0, dtype=torch.int16, device=device).set_(given)
-        return (
-            *(len(s) for s in (zeros, given, given.new())),
-            *(s.tolist() for s in (zeros, given, typed)),
-            shown,
-        )
-
-    on_both(program)
-
-
-COPIES = {
-    "clone": lambda s: s.clone(),
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "float": lambda s: s.float(),
-    "long": lambda s: s.long(),
+REFUSED = {
+    "a new one": lambda s: torch.UntypedStorage(8, device=DEVICE),
+    "a copy": lambda s: s.clone(),
+    "a move": lambda s: s.cpu().to(device=DEVICE),
+    "a byte": lambda s: s.__setitem__(0, 1),
+    "all bytes": lambda s: s.fill_(1),
+    "other bytes": lambda s: s.copy_(torch.UntypedStorage(8)),
+    "another order": lambda s: s.byteswap(torch.int16),
 }
 
 
-@pytest.mark.parametrize("name", COPIES)
-def test_copies_of_storages_are_those_of_the_cpu_and_their_own(name):
-    def program(device, x):
-        copies = [COPIES[name](s) for s in (x.untyped_storage(), x.storage())]
-        x.add_(1)
-        return [(c.device.type == device, c.nbytes(), c.tolist()) for c in copies]
+@pytest.mark.parametrize("name", REFUSED)
+def test_bytes_are_written_by_tensors_alone(name):
+    x = lazy(grid(2))
 
-    on_both(program, grid(2, 2))
+    with pytest.raises(NoLoweringError, match="Write to a tensor"):
+        REFUSED[name](x.untyped_storage())
+
+    assert x.tolist() == grid(2).tolist()
 
 
 def test_deep_copies_of_storages_and_tensors_on_them_stay_together():
@@ -152,8 +137,6 @@ def test_deep_copies_of_storages_and_tensors_on_them_stay_together():
         storage, typed, part, turned, same = copy.deepcopy(
             [x.untyped_storage(), x.storage(), x[1:], x.t(), x]
         )
-        storage[0] = 7
-        typed[4] = 9
         part.add_(1)
         return x, part, turned, same, storage.tolist(), typed.tolist()
 
@@ -179,35 +162,13 @@ def test_deep_copies_of_conjugate_views_hold_the_numbers_of_the_cpu():
     on_both(program, torch.complex(grid(2, 2), grid(2, 2)))
 
 
-def test_bytes_that_are_written_are_those_of_the_tensors():
+def test_bytes_are_read_one_by_one_and_as_a_part():
     def program(device, x):
-        part, storage = x[1:], x.untyped_storage()
-        storage[0] = 7
-        storage[4:6] = 3
-        before = x.clone()
-        storage.copy_(torch.arange(8, dtype=torch.int16).untyped_storage())
-        host = torch.UntypedStorage(16).copy_(storage)
-        storage.byteswap(torch.int16)
-        return (
-            before,
-            part,
-            host.tolist(),
-            storage[2],
-            storage[:4].tolist(),
-            x.fill_(1),
-            storage.fill_(2)[3],
-        )
+        storage = x.untyped_storage()
+        host = torch.UntypedStorage(8).copy_(storage)
+        return storage[2], storage[:4].tolist(), host.tolist()
 
-    on_both(program, grid(8, dtype=torch.int16))
-
-
-def test_storages_move_to_the_device_and_back():
-    host = grid(4).untyped_storage()
-
-    there = host.to(device=DEVICE)
-
-    assert there.device.type == DEVICE
-    assert there.cpu().tolist() == host.tolist()
+    on_both(program, grid(4, dtype=torch.int16))
 
 
 @pytest.mark.parametrize("location", [None, "cpu", DEVICE])
@@ -222,20 +183,8 @@ def test_a_saved_storage_keeps_its_bytes(location):
     assert loaded.nbytes() == 16
     assert loaded.tolist() == grid(4).untyped_storage().tolist()
     assert loaded.data_ptr() == loaded.data_ptr() != 0
-    loaded.fill_(0)
     shown = torch.empty(0, device=loaded.device).set_(loaded)
-    assert shown.tolist() == [0.0] * 4
-
-
-def test_a_loaded_storage_whose_bytes_became_tensors_refuses_writes():
-    file = io.BytesIO()
-    torch.save(lazy(grid(4)).untyped_storage(), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False).untyped()
-    torch.empty(0, device=DEVICE).set_(loaded)
-
-    with pytest.raises(NoLoweringError, match="Write to the tensors"):
-        loaded.fill_(0)
+    assert shown.tolist() == grid(4).tolist()
 
 
 @pytest.mark.not_eager("looks at what is pending")
@@ -255,10 +204,6 @@ def test_a_storage_of_another_size_or_device_is_refused_by_name():
     assert storage.resize_(16) is storage
     with pytest.raises(UsageError, match=r"resize_\(20\) of a storage of 16 bytes"):
         storage.resize_(20)
-    with pytest.raises(RuntimeError, match="self was 16 bytes but src was 4 bytes"):
-        storage.copy_(torch.UntypedStorage(4))
-    with pytest.raises(RuntimeError, match="lazyrt:1"):
-        torch.UntypedStorage(4, device="lazyrt:1")
 
 
 def test_a_storage_is_freed_and_given_back():

@@ -14,7 +14,6 @@ from lazyrt.execution import replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
 NO_REPLICAS = (
     "lazyrt starts no replicas and copies no model to them. A launcher such as torchrun starts one "
@@ -176,13 +175,8 @@ class Block:
             _open.set((*_open.get(), (self, stack.pop_all())))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         entered = _open.get()
         latest = next(each for each in reversed(entered) if each[0] is self)
         _open.set(tuple(each for each in entered if each is not latest))
-        latest[1].__exit__(kind, error, traceback)
+        latest[1].__exit__(*raised)

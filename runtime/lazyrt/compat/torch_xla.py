@@ -16,7 +16,6 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     import torch
 
@@ -126,15 +125,10 @@ class Compiled(Block):
         stack.enter_context(in_mode("lazy"))
         stack.enter_context(lazyrt.step(self._name, on_read=on_read))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-        found = len(self._graphs)
-        if error is None and self._max_graphs is not None and found > self._max_graphs:
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        found, most = len(self._graphs), self._max_graphs
+        if raised[0] is None and most is not None and found > most:
             raise TooManyGraphsError(
                 f"{self._name or 'the block'} has run {found} different graphs, and "
                 f"max_different_graphs={self._max_graphs} allows no more. Something varies "

@@ -3,19 +3,19 @@
 torch's storages of this device are empty: data lives in XLA's memory and may not exist yet.
 Libraries ask storages whether tensors share memory (safetensors, transformers, FSDP), so all
 tensors on one buffer give its size and one made-up address, and a view's address lies as far
-behind it as on the CPU. Methods that read or write bytes work on a `uint8` tensor (`as_bytes`).
+behind it as on the CPU. Bytes are read by a copy on the CPU; only tensors can be written.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import argument_checks, provenance, reads
+from lazyrt.frontend import provenance, reads
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import State, View, current_value, state_of, wrap
 from lazyrt.frontend.record import functional
@@ -43,26 +43,20 @@ def install() -> None:
         ("nbytes", size_bytes), ("size", size_bytes), ("__len__", size_bytes),
         ("data_ptr", address), ("cpu", host_storage), ("tolist", lambda storage: host_storage(storage).tolist()),
         ("__iter__", lambda storage: iter(host_storage(storage))), ("__repr__", _text),
-        ("__getitem__", _get), ("__setitem__", _set), ("copy_", _copy), ("fill_", _fill),
-        ("__deepcopy__", _deep_copy_storage), ("resize_", _resize), ("new", lambda _storage: new_storage()), ("_byteswap", _byteswap),
+        ("__getitem__", lambda storage, index: host_storage(storage)[index]),
+        ("__deepcopy__", _deep_copy_storage), ("resize_", _resize), ("copy_", _copy),
+        ("__setitem__", _refuse), ("fill_", _refuse), ("new", _refuse), ("_byteswap", _refuse),
     ):  # fmt: skip
         compat.patch_storage_method(name, answer)
-    compat.patch_storage_constructor(new_storage)
+    compat.patch_storage_constructor(_refuse)
 
 
-def new_storage(
-    contents: int | Sequence[int] = 0, device: Any = None
-) -> torch.UntypedStorage:
-    """Return a new lazy storage.
-
-    It has so many bytes, all zero, or the bytes that are given.
-    """
-    argument_checks.check_index(None if device is None else torch.device(device))
-    if isinstance(contents, int):
-        made = torch.zeros(contents, dtype=torch.uint8, device=DEVICE_TYPE)
-    else:
-        made = torch.tensor(contents, dtype=torch.uint8, device=DEVICE_TYPE)
-    return made.untyped_storage()
+def _refuse(*_: object, **__: object) -> NoReturn:
+    """Refuse to make a storage, or to write to one by itself."""
+    raise NoLoweringError(
+        f"the bytes of a storage were to be written on {DEVICE_TYPE}, which keeps none: tensors share "
+        "values there, no raw memory. Write to a tensor that shows the storage, or copy a CPU tensor."
+    )
 
 
 def size_bytes(storage: torch.UntypedStorage) -> int:
@@ -159,46 +153,13 @@ def _text(storage: torch.UntypedStorage) -> str:
     return repr(host).replace("(device=cpu)", f"(device={storage.device})")
 
 
-def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a flat `uint8` tensor that shows the bytes of a storage, to read and to write."""
-    state = _state(storage) if _is_lazy(storage) else None
-    if isinstance(state, HostBytes):
-        storage._lazyrt = state.to_buffer()  # type: ignore[attr-defined]
-    shown = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return shown.set_(storage)
-
-
-def _get(storage: torch.UntypedStorage, index: int | slice) -> Any:
-    """Return a byte, or a copy of some: a slice of a CPU storage would share its memory."""
-    if isinstance(index, slice):
-        part = as_bytes(storage)[index]
-        return part.clone().untyped_storage()
-    return host_storage(storage)[index]
-
-
-def _set(storage: torch.UntypedStorage, index: int | slice, value: int) -> None:
-    as_bytes(storage)[index] = value
-
-
 def _copy(
-    storage: torch.UntypedStorage,
-    source: torch.UntypedStorage,
-    non_blocking: bool | None = None,  # noqa: FBT001 - torch's signature
+    storage: torch.UntypedStorage, source: torch.UntypedStorage, *_: object
 ) -> torch.UntypedStorage:
-    size, given = storage.nbytes(), source.nbytes()
-    if size != given:
-        raise RuntimeError(
-            f"size does not match, self was {size} bytes but src was {given} bytes"
-        )
-    if _is_lazy(storage):
-        as_bytes(storage).copy_(as_bytes(source))
-        return storage
-    return storage.copy_(host_storage(source), non_blocking)
-
-
-def _fill(storage: torch.UntypedStorage, value: int) -> torch.UntypedStorage:
-    as_bytes(storage).fill_(value)
-    return storage
+    """Copy the bytes of a lazy storage to one of the CPU."""
+    if storage.device.type == DEVICE_TYPE:
+        _refuse()
+    return storage.copy_(host_storage(source))
 
 
 def _resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -242,15 +203,6 @@ def _is_released(base: Buffer) -> bool:
         and isinstance(base.data, Lost)
         and base.data.reason is _RELEASED
     )
-
-
-def _byteswap(storage: torch.UntypedStorage, width: int) -> None:
-    rows = as_bytes(storage).view(-1, width)
-    rows.copy_(rows.flip(1))
-
-
-def _is_lazy(storage: torch.UntypedStorage) -> bool:
-    return storage.device.type == DEVICE_TYPE
 
 
 def _state(storage: torch.UntypedStorage) -> State | HostBytes | None:
@@ -330,16 +282,6 @@ class HostBytes:
                 buffer.store(to_device(host), kind)
                 buffer.made_at = provenance.user_site(2)
         return wrap(buffer, Value(None, 0, *kind))
-
-    def to_buffer(self) -> Buffer:
-        """Return a buffer of the bytes, for a program that works on the storage itself."""
-        if self._buffers:
-            raise NoLoweringError(
-                "the bytes of this storage were read from a checkpoint and have become tensors "
-                "of their own, which would not see a write to the storage. Write to the tensors."
-            )
-        count = self.storage.nbytes()
-        return state_of(self.tensor(torch.uint8, 0, (count,), (1,))).base
 
 
 def storage_to_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
