@@ -179,4 +179,4 @@ class Block:
         entered = _open.get()
         latest = next(each for each in reversed(entered) if each[0] is self)
         _open.set(tuple(each for each in entered if each is not latest))
-        latest[1].__exit__(*raised)
+        latest[1].__exit__(*raised)  # type: ignore[arg-type]
