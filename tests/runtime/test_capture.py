@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from typing import Any
 
 import jax
@@ -69,7 +68,7 @@ def event_names(path):
 
 
 def test_a_server_answers_as_long_as_somebody_holds_it():
-    server = xp.start_server(0)
+    server = lazyrt.ProfilerServer()
     port = server.port
     assert answers(port)
 
@@ -119,19 +118,13 @@ def test_an_invalid_port_is_refused(port):
         xp.start_server(port)
 
 
-def test_a_server_that_nobody_holds_lives_on_with_a_warning_at_its_line(monkeypatch):
-    monkeypatch.setattr(xp, "_unheld", [])
+def test_a_server_that_nobody_holds_lives_on():
+    port = xp.start_server(0).port
+    gc.collect()
 
-    with pytest.warns(RuntimeWarning, match="no variable holds the server") as warned:
-        xp.start_server(0)
-
-    assert warned[0].filename == __file__
-    assert answers(xp._unheld[0].port)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        held = [xp.start_server(0)]
-    held[0].close()
-    xp._unheld[0].close()
+    assert answers(port)
+    xp._servers.pop().close()
+    assert not answers(port)
 
 
 def test_what_is_no_request_is_refused(server):
