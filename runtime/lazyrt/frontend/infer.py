@@ -25,7 +25,7 @@ from lazyrt.ir.node import Leaf, Node, Op, Value, iter_values, map_values, strid
 from lazyrt.lowering.registry import rule_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 # ----------------------------------------- ops whose meta kernel knows other types than the CPU
@@ -118,22 +118,19 @@ def _batch_norm_backward(*args: Any) -> Types:
     )
 
 
-def _of_another_device(func: torch._ops.OpOverload) -> Callable[..., Types]:
-    """Return the types that a meta kernel gives which takes each device for CUDA.
-
-    CUDA refuses the op for deterministic algorithms; on this device each run gives the same.
-    """
-
-    def types(*args: object, **keywords: object) -> Types:
-        asked = torch.are_deterministic_algorithms_enabled()
-        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        torch.use_deterministic_algorithms(mode=False)
-        try:
-            return func(*args, **keywords)
-        finally:
-            torch.use_deterministic_algorithms(asked, warn_only=only_warns)
-
-    return types
+@contextlib.contextmanager
+def _any_algorithm() -> Iterator[None]:
+    """Let a meta kernel take what CUDA refuses for deterministic algorithms: here each run gives the same."""
+    asked = torch.are_deterministic_algorithms_enabled()
+    if not asked:
+        yield
+        return
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(mode=False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(asked, warn_only=only_warns)
 
 
 _aten = torch.ops.aten
@@ -144,15 +141,6 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
         for func in (
             _aten.native_batch_norm.default,
             _aten._native_batch_norm_legit_functional.default,
-        )
-    },
-    **{
-        str(func): _of_another_device(func)
-        for func in (
-            _aten.median.dim,
-            _aten.nanmedian.dim,
-            _aten.mode.default,
-            _aten.histc.default,
         )
     },
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
@@ -336,7 +324,7 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     try:
         if is_suspect(str(func), positional, keywords):
             raise RuntimeError(_UNFIT.format(func))
-        with plain_dispatch():
+        with plain_dispatch(), _any_algorithm():
             out = (
                 types(*positional, **keywords)
                 if types is not None
