@@ -103,7 +103,7 @@ class Source:
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
             "clock": events.op_clock, "now": time.perf_counter_ns,
             "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
-            "over_limit": over_limit, "check_default": record.check_default_dtype,
+            "over_limit": over_limit,
             "steps": optimizer_state.steps, "begin_as_input": optimizer_state.begin_as_input,
             "scalar_key": scalars.scalar_key, "Value": Value, "fit": _fit,
         }  # fmt: skip
@@ -326,8 +326,6 @@ def functional_kernel(func: torch._ops.OpOverload) -> FunctionType:
     """Return the kernel of an op that makes new tensors."""
     source = Source(func, operation(func), in_place=False)
     lines = source.look_up()
-    if not any("Tensor" in str(each.type) for each in func._schema.arguments):
-        lines.insert(0, "check_default()")
     returns = func._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         lines += [

@@ -132,8 +132,6 @@ def miss(
 
     `called` is the overload that the user called, where it is the in-place or out= form.
     """
-    if torch.get_default_dtype() is not _default_dtype:
-        forget_nodes()
     cache = op.cache
     if op not in _plain:
         if op in _forced:

@@ -15,7 +15,6 @@ from lazyrt.frontend import (
     linear,
     provenance,
     reads,
-    record,
     storages,
 )
 from lazyrt.frontend.buffers import component, emit, state_of, value_of, wrap
@@ -55,7 +54,6 @@ def _zeros(
     size: Sequence[int], dtype: torch.dtype | None, strides: Sequence[int] | None = None
 ) -> Any:
     """New storage is zero: reading memory that was never written would not be reproducible."""
-    record.check_default_dtype()
     dtype = dtype or torch.get_default_dtype()
     fill = (
         (bool, False)
