@@ -10,7 +10,6 @@ import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, grad_of, recorded
 
-
 NAN, INF = math.nan, math.inf
 MASK = [[True, False, True], [False, False, True]]
 

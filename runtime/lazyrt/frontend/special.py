@@ -137,7 +137,8 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 def inclusive_range(*args: Any, device: Any, **kind: Any) -> torch.Tensor:
     """Return what `torch.range` gives, which torch itself makes by its out= form."""
-    return aten.range.step(*args, device="cpu", **kind).to(device)
+    made: torch.Tensor = aten.range.step(*args, device="cpu", **kind)
+    return made.to(device)
 
 
 def randperm_out(

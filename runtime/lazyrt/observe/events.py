@@ -22,11 +22,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from lazygraph.snapshot import Site as Site  # noqa: PLC0414 - the name until 0.2
 from lazygraph.snapshot import SourceLocation as SourceLocation  # noqa: PLC0414, TC001
 from lazyrt.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 class Closing(ABC):
@@ -39,7 +42,12 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
