@@ -19,7 +19,7 @@ from lazyrt.control import live_tensors as live
 from lazyrt.control import mesh as _mesh
 from lazyrt.control import step as _step
 from lazyrt.control.closures import waiting_arguments
-from lazyrt.errors import LostValueError, UsageError, require_flag, whole_number
+from lazyrt.errors import LostValueError, UsageError, whole_number
 from lazyrt.execution import (
     cache,
     cache_miss,
@@ -158,7 +158,6 @@ def materialise(
     """
     for each in (tensor, *more):
         reads.require_lazy(each, "materialise()")
-    require_flag(reuse, "materialise()", "reuse")
     for each in (tensor, *more) if reuse else ():
         reads.run_ahead(each, user_site(2))
     if not more:
@@ -350,12 +349,7 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
     Args:
         memory: Those that this process holds.
         disk: Those in `config.cache_dir`, for every process of this user.
-
-    Raises:
-        UsageError: One of them is neither True nor False.
     """
-    require_flag(memory, "clear_caches()", "memory")
-    require_flag(disk, "clear_caches()", "disk")
     with lock:
         if memory:
             compiler.drop_oldest(kept=0)

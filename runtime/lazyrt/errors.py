@@ -144,24 +144,6 @@ class ReplicaError(LazyRuntimeError):
 # ---------------------------------------------------------- arguments that are refused
 
 
-def require_flag(value: object, asked: str, name: str) -> None:
-    """Refuse what is neither True nor False: a text such as `"no"` would count as yes.
-
-    Args:
-        value: What was given.
-        asked: The function, as the user calls it.
-        name: The argument.
-
-    Raises:
-        UsageError: It is no flag.
-    """
-    if not isinstance(value, bool):
-        raise UsageError(
-            f"{asked} got {name}={_shown(value)}, which is neither True nor False, so what it should "
-            "do is not known. Pass one of these."
-        )
-
-
 def seconds(value: object, asked: str) -> float | None:
     """Return how long to wait, None for as long as it takes.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
-from lazyrt.errors import UsageError, require_flag, seconds
+from lazyrt.errors import UsageError, seconds
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import copied
 from lazyrt.ir import active
@@ -119,8 +119,7 @@ def add_step_closure(
             next mark raises what a closure raised.
 
     Raises:
-        UsageError: `function` cannot be called, `args` is no sequence of arguments, or `run_async`
-            is neither True nor False.
+        UsageError: `function` cannot be called, or `args` is no sequence of arguments.
 
     Example:
         >>> import lazyrt, torch
@@ -142,7 +141,6 @@ def add_step_closure(
             "is no list of them. Put a single one into a tuple, with its comma: "
             "add_step_closure(print, (loss,))."
         )
-    require_flag(run_async, "add_step_closure()", "run_async")
     closure = Closure(
         function, tuple(args), dict(kwargs or {}), user_site(2), run_async
     )

@@ -24,7 +24,7 @@ from lazyrt.control.rollback import (
     note_update,
     optimizers_of_step,
 )
-from lazyrt.errors import UsageError, require_flag
+from lazyrt.errors import UsageError
 from lazyrt.execution.cache_miss import hooks
 from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.execution.graph import Graph
@@ -375,7 +375,7 @@ def optimizer_step(
         kwargs: Passed on.
 
     Raises:
-        UsageError: `optimizer` has no `step` method, or `barrier` is neither True nor False.
+        UsageError: `optimizer` has no `step` method.
         StepSyncError: `barrier` is set inside a `step()` that forbids reads.
     """
     if not callable(getattr(optimizer, "step", None)):
@@ -383,7 +383,6 @@ def optimizer_step(
             f"optimizer_step() got {type(optimizer).__name__}, which has no step() method, so "
             "nothing would be updated. Pass a torch.optim optimizer."
         )
-    require_flag(barrier, "optimizer_step()", "barrier")
     result = optimizer.step(**kwargs)
     if barrier:
         marks.mark_step()
