@@ -410,3 +410,15 @@ def test_an_op_that_only_its_meta_kernel_refuses_is_recorded():
     assert lazyrt.counters().get("cpu_fallbacks", 0) == 0
     assert found.dtype is torch.uint8
     assert found.tolist() == [2, 4]
+
+
+def test_an_op_without_a_meta_kernel_has_the_result_type_of_the_cpu():
+    x = torch.linspace(-2, 2, 12).reshape(2, 3, 2)
+    lazyrt.reset_counters()
+
+    factors, scales = torch.geqrf(x.to(DEVICE))
+
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
+    expected = torch.geqrf(x)
+    assert (factors.shape, factors.stride()) == (expected.a.shape, expected.a.stride())
+    torch.testing.assert_close(scales.cpu(), expected.tau)
