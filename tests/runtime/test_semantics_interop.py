@@ -214,7 +214,7 @@ REFUSED = {
     ).to(DEVICE),
     "quantised": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
     "quantised-channels": lambda x: torch.quantize_per_channel(
-        x, torch.ones(3), torch.zeros(3), 0, torch.qint8
+        x, torch.ones_like(x[0]), torch.zeros_like(x[0]), 0, torch.qint8
     ),
     "nested": lambda x: torch.nested.nested_tensor([x, x]),
     "mkldnn": lambda x: x.to_mkldnn(),

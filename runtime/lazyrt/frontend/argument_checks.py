@@ -373,20 +373,12 @@ _LAYOUT_KEYS = {
     "NestedTensorPrivateUse1": "nested",
 }
 
-# Ops on dense lazy tensors that would make such a tensor.
+# Ops on dense lazy tensors that would make such a tensor without one of these keys.
 _LAYOUT_MAKERS = {
     "sparse": (
-        "_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc",
-        "_to_sparse_bsr", "_to_sparse_bsc", "_sparse_compressed_tensor_unsafe",
-        "sparse_compressed_tensor.comp_plain_value_size", "sparse_compressed_tensor.comp_plain_value",
-        "_sparse_coo_tensor_with_dims_and_tensors", "_sparse_coo_tensor_unsafe",
-        "sparse_mask", "_sparse_mask_projection",
-    ),
-    "quantised": (
-        "quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",
-        "quantize_per_tensor_dynamic", "quantize_per_channel", "_empty_affine_quantized",
-        "_empty_per_channel_affine_quantized", "_make_per_tensor_quantized_tensor",
-        "_make_per_channel_quantized_tensor",
+        "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc",
+        "_sparse_compressed_tensor_unsafe", "sparse_compressed_tensor.comp_plain_value_size",
+        "sparse_compressed_tensor.comp_plain_value",
     ),
     "nested": (
         "_nested_tensor_from_tensor_list", "_nested_tensor_from_mask",
