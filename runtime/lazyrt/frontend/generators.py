@@ -79,9 +79,7 @@ class LazyGenerator(compat.TorchGenerator):
 
     def clone_state(self) -> LazyGenerator:
         """Return a generator of its own that will draw the same numbers."""
-        copied = live.Generator()
-        copied.restart(self._state.seed, self._state.offset)
-        return LazyGenerator(copied)
+        return _restored(self._state.seed, self._state.offset)
 
     def __reduce__(self) -> Any:
         return _restored, (self._state.seed, self._state.offset)

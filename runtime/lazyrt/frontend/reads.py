@@ -215,7 +215,7 @@ def peek_all(
 def edges(
     tensor: torch.Tensor, items: int, site: SourceLocation | None = None
 ) -> torch.Tensor:
-    """Return the first and last indices along each axis as a CPU tensor; see `looking.edges`."""
+    """Return the first and last indices along each axis as a CPU tensor; see `preview.edges`."""
     with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
         return preview.edges(_array(reading), tensor.dtype, items, site)
@@ -354,7 +354,7 @@ def _finish(
 ) -> torch.Tensor:
     """Wait for data without the lock, and copy it to the host.
 
-    A barrier of another thread meanwhile donates a copy of it: see `sharing.reading`.
+    A barrier of another thread meanwhile donates a copy of it: see `copy_on_donate.reading`.
     """
     if isinstance(found, Chain):
         return to_host(found, site, is_look=is_look)
@@ -444,20 +444,12 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
             if strides is None or _is_dense(tensor):
                 base = state_of(tensor).base
                 source = base if base.data is found else None
-                meta = (shape, tensor.dtype, strides)
-                return wrap(_keeper(found, meta, source, site), type_of(tensor))
+                own = Buffer(None)
+                copy_on_donate.keep(own, found, (shape, tensor.dtype, strides), source)
+                own.made_at = site or getattr(source, "made_at", None)
+                return wrap(own, type_of(tensor))
     with torch.no_grad():
         return _finish(found, tensor, site).to(tensor.device)
-
-
-def _keeper(
-    data: Any, meta: Type, source: Buffer | None, site: SourceLocation | None
-) -> Buffer:
-    """Return a buffer of its own with some data; see `sharing.keep`."""
-    own = Buffer(None)
-    copy_on_donate.keep(own, data, meta, source)
-    own.made_at = site or getattr(source, "made_at", None)
-    return own
 
 
 def type_of(tensor: torch.Tensor) -> Value:

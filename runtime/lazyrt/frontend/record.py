@@ -15,7 +15,6 @@ from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.execution import cache
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
-from lazyrt.frontend import scalars as positions_of_slices
 from lazyrt.frontend.infer import RESULT_TYPES, Result
 from lazyrt.frontend.provenance import capture
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
@@ -84,7 +83,7 @@ def operation(func: torch._ops.OpOverload) -> Op:
         op = _operations[func] = Op(func)
         _liftable[op] = _liftable_positions(func)
         _numbered[op] = _positions(func, _liftable[op])
-        if positions_of_slices.has_position(func):
+        if scalars.has_position(func):
             _moving.add(op)
         elif not _numbered[op]:
             _plain.add(op)
@@ -143,7 +142,7 @@ def miss(
             if found is not None:
                 return found
         if op in _moving:
-            dynamic = positions_of_slices.lift_positions(op, args, 3)
+            dynamic = scalars.lift_positions(op, args, 3)
             if dynamic is not None:
                 func, new_args = dynamic
                 return functional(operation(func), new_args, walk)
