@@ -179,6 +179,24 @@ def test_an_optimizer_of_ones_own_compiles_once_and_gives_the_cpus_numbers(state
     torch.testing.assert_close(trained(make, 4), expected, check_device=False)
 
 
+def test_a_fill_that_no_one_keeps_is_a_constant_of_the_first_step_too(monkeypatch):
+    """The first step's graph has the same inputs with it as one without the mechanism."""
+
+    def graph():
+        parameters = weights()
+        optimizer = Rising(parameters, state=False)
+        backward(parameters)
+        with lazyrt.config.scoped(barrier_after_optimizer=False):
+            optimizer.step()
+        return lazyrt.pending_graph()
+
+    found = graph()
+    lazyrt.mark_step()
+    without_mechanism(monkeypatch)
+
+    assert found.fingerprint == graph().fingerprint
+
+
 def test_a_closure_fills_constants():
     """What it makes is no state, though the optimizer calls it."""
     parameters = weights()

@@ -2,7 +2,8 @@
 
 State that an optimizer creates in its first step, such as `zeros_like(parameter)`, is an input of
 every later step. Were it a constant of the first, a training loop would compile twice. So a fill that
-an update makes is data from the start. The numbers of an update that are no options of the optimizer, such as a bias
+an update makes and that outlives the step is data from the start. A fill that does not is a constant,
+as fills are elsewhere. The numbers of an update that are no options of the optimizer, such as a bias
 correction, are inputs from the start, too. So are the buckets of DistributedDataParallel.
 """
 
@@ -17,10 +18,12 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from lazyrt.execution.transfer import filled
+from lazyrt.frontend import provenance
 from lazyrt.frontend.torch_compat import autograd_node, is_lazy
 from lazyrt.ir import sharding
+from lazyrt.ir.fingerprint import rebuilt
 from lazyrt.ir.live import Buffer, lock, pending, ran_alone
-from lazyrt.ir.node import Leaf, Node, Value
+from lazyrt.ir.node import Leaf, Node, Value, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +35,11 @@ _STEP = Optimizer.profile_hook_step(lambda _self: None).__code__
 # How many steps of optimizers each thread is in, by its identity. Where an exception has ended one,
 # that shows when somebody looks for it.
 steps: dict[int, int] = {}
+# Fills that the step has made so far: the buffer, its constant value, and the line that made it.
+_made: list[tuple[weakref.ref[Buffer], Value, tuple[object, int] | None]] = []
+# Lines whose fills did not outlive a step.
+_temporary: set[tuple[object, int] | None] = set()
+_MAX_LINES = 10_000
 _begun: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _HOW = "before its step"
 
@@ -50,6 +58,7 @@ def begin(optimizer: Optimizer) -> None:
     """Note that a step of an optimizer begins; its state may have been created with it."""
     thread = threading.get_ident()
     steps[thread] = steps.get(thread, 0) + 1
+    _made.clear()
     if pending.eager:
         return
     if optimizer not in _begun:
@@ -69,12 +78,16 @@ def begin_as_inputs(buffers: Iterable[Buffer]) -> list[Value]:
 
 
 def end() -> None:
-    """Note that a step of an optimizer has ended."""
+    """Note that a step of an optimizer has ended: fills that did not outlive it are constants."""
     thread = threading.get_ident()
     if steps.get(thread, 0) > 1:
         steps[thread] -= 1
     else:
         steps.pop(thread, None)
+    if _made:
+        with lock:
+            _part_temporary()
+        _made.clear()
 
 
 def updating() -> Optimizer | None:
@@ -94,8 +107,13 @@ def updating() -> Optimizer | None:
 
 def begin_as_input(buffer: Buffer) -> None:
     """Give a fill its data if an update has made it; called while there are `steps`."""
-    if not pending.eager and updating() is not None:
+    if pending.eager or updating() is None:
+        return
+    line = provenance.call_site(2)
+    value = buffer.value
+    if value is not None and line not in _temporary:
         _give_data(buffer)
+        _made.append((weakref.ref(buffer), value, line))
 
 
 def is_new(thing: object) -> bool:
@@ -155,6 +173,11 @@ def _is_split(parameter: torch.Tensor) -> bool:
     return sharding.sharding_of(state.base.meta) is not None
 
 
+def forget() -> None:
+    """Forget which lines make fills that nobody keeps."""
+    _temporary.clear()
+
+
 def _is_constant(value: Value | None) -> bool:
     """Return whether a value is a fill."""
     return value is not None and value.node is not None and is_fill(value.node.op.func)
@@ -201,3 +224,31 @@ def _number_of(fill: Node) -> complex:
         kind, number = given
         return kind(number)  # type: ignore[no-any-return]
     return int(given)
+
+
+def _part_temporary() -> None:
+    """Let what has read fills that nobody keeps read constants; remember their lines."""
+    live = [(buffer, buffer.value) for buffer in pending.live()]
+    kept = {id(buffer) for buffer, _ in live}
+    temporary: dict[int, Value] = {}
+    for reference, constant, line in _made:
+        buffer = reference()
+        if buffer is None or (buffer in pending.buffers and id(buffer) not in kept):
+            temporary[id(reference)] = constant
+            if len(_temporary) >= _MAX_LINES:
+                _temporary.clear()
+            _temporary.add(line)
+    if not temporary:
+        return
+    nodes, leaves = walk(value for _, value in live if value is not None)
+    read: dict[Value, Value] = {
+        leaf: temporary[owner]
+        for leaf in leaves
+        if leaf.kind == "data"
+        and (owner := id(pending.owners[leaf.position])) in temporary
+    }
+    new = rebuilt(nodes, read)
+    for buffer, value in live:
+        if value in new:
+            buffer.value = new[value]
+            buffer.version += 1

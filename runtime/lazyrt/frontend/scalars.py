@@ -157,6 +157,7 @@ def forget() -> None:
     """Empty the table of call sites."""
     _sites.clear()
     cache_miss.forget_expressions()
+    optimizer_state.forget()
 
 
 # ------------------------------------------------------------ slice positions that vary
