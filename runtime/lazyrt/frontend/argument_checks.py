@@ -81,11 +81,6 @@ def blank(value: Value) -> torch.Tensor:
 # A check's signature is its op's schema.
 
 
-def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not condition:
-        raise RuntimeError(message)
-
-
 def _like_the_cpu(run: Callable[..., object]) -> Callable[..., None]:
     """Return a check that makes a call on the CPU and raises what that raises."""
 
@@ -128,13 +123,11 @@ _of_complex = functools.partial(_has_kernel, also=_COMPLEX)
 _of_images = functools.partial(_has_kernel, also=(torch.uint8, *_COMPLEX))
 
 
-# What the CPU calls the dtypes.
-_NAMES = {
-    torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
-    torch.int32: "Int", torch.int64: "Long", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.float32: "Float", torch.float64: "Double", torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}  # fmt: skip
+def _name(dtype: torch.dtype) -> str:
+    """Return what torch's errors call a dtype, such as `Float`."""
+    return torch.empty(0, dtype=dtype, device="cpu").type()[
+        len("torch.") : -len("Tensor")
+    ]
 
 
 def check_overwrite(
@@ -144,17 +137,17 @@ def check_overwrite(
     old_shape: tuple[int, ...],
 ) -> None:
     """Check that an in-place op can write what it has computed over its operand."""
-    _require(
-        torch.can_cast(dtype, old_dtype),
-        f"result type {_NAMES.get(dtype, dtype)} can't be cast to the desired output type "
-        f"{_NAMES.get(old_dtype, old_dtype)}: an in-place op keeps its operand's dtype. Write the "
-        "op without the underscore, or convert the operand first.",
-    )
-    _require(
-        shape == old_shape,
-        f"output with shape {list(old_shape)} doesn't match the broadcast shape {list(shape)}: an "
-        "in-place op keeps its operand's shape. Write the op without the underscore.",
-    )
+    if not torch.can_cast(dtype, old_dtype):
+        raise RuntimeError(
+            f"result type {_name(dtype)} can't be cast to the desired output type "
+            f"{_name(old_dtype)}: an in-place op keeps its operand's dtype. Write the op without "
+            "the underscore, or convert the operand first."
+        )
+    if shape != old_shape:
+        raise RuntimeError(
+            f"output with shape {list(old_shape)} doesn't match the broadcast shape {list(shape)}: "
+            "an in-place op keeps its operand's shape. Write the op without the underscore."
+        )
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
