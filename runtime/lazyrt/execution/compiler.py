@@ -52,7 +52,6 @@ _FEW = 10  # nodes that the fixed part of a compile is worth
 _executables: dict[str, Any] = {}
 _facts: dict[str, cache.Facts] = {}
 _hits: dict[str, int] = {}  # how often each was found instead of compiled
-_has_compiled = False
 _under_way: dict[str, Future[Any]] = {}
 # When reading a file ahead of its use began, and what gives the executable.
 _ahead: dict[str, tuple[int, Future[Any]]] = {}
@@ -390,17 +389,6 @@ def _place(key: str) -> Place:
     return "disk" if cache.has(key) else "nowhere"
 
 
-def has_compiled() -> bool:
-    """Return whether this process compiled or loaded anything; the first time takes longer."""
-    return _has_compiled
-
-
-def note_compiled() -> None:
-    """Take note that jax's compiler has run: what it sets up on first use is there."""
-    global _has_compiled
-    _has_compiled = True
-
-
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
     """Return the executable of a single op, or the `HostKernel` of one that XLA refuses.
 
@@ -528,7 +516,6 @@ def _job(
     nodes = facts.nodes
 
     def run() -> Any:
-        global _has_compiled
         start, ahead = _ahead.pop(key, (time.perf_counter_ns(), None))
         try:
             executable = cache.load(key) if ahead is None else ahead.result()
@@ -545,7 +532,6 @@ def _job(
                     )
                 )
                 executable = build()
-            _has_compiled = True
             duration = time.perf_counter_ns() - start
             kept = replace(facts, compile_ns=duration if source == "xla" else 0)
             if source == "xla":

@@ -32,7 +32,6 @@ from lazygraph.types import (
     BYTES_PER_NS,
     DENSE,
     FLOPS_PER_NS,
-    MATRIX,
     aten_flops,
     short_name,
 )
@@ -69,27 +68,6 @@ _RUN_WEIGHTS = {
     **dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm"), 1.4),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "view", "t", "transpose"), 0.6),
 }  # fmt: skip
-# The same of those whose products count, against a plain product of matrices.
-_DENSE_WEIGHTS = {"convolution": 3.0, "convolution_backward": 4.0}
-# How much longer some kinds compile than the sum of two tensors, alone.
-_COMPILE_WEIGHTS = {
-    **dict.fromkeys(("randn_like", "randn", "normal", "native_dropout", "rand_like", "rand",
-                     "uniform", "bernoulli", "randint", "median", "nanmedian"), 2.3),
-    **dict.fromkeys(("cumsum", "cumprod", "topk", "gather", "scatter", "native_layer_norm",
-                     "native_batch_norm", "max_pool2d_with_indices", "avg_pool2d", "argmax",
-                     "argmin", "_safe_softmax", "var", "upsample_nearest2d"), 1.4),
-}  # fmt: skip
-# And together with others.
-_SLICE_WEIGHTS = {
-    **dict.fromkeys(("randn_like", "randn", "normal", "native_dropout", "rand_like", "rand",
-                     "uniform", "bernoulli", "randint", "median", "nanmedian"), 12.0),
-    **dict.fromkeys(("_safe_softmax", "_native_batch_norm_legit_functional", "native_batch_norm",
-                     "convolution", "native_layer_norm"), 8.0),
-    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "cumsum", "cumprod", "topk", "sort",
-                     "argmax", "argmin", "upsample_nearest2d"), 5.0),
-    **dict.fromkeys(("_log_softmax", "_softmax", "gather", "scatter", "var"), 4.0),
-    **dict.fromkeys((*MATRIX, "gelu"), 2.4),
-}  # fmt: skip
 
 
 def run_ns(node: Node) -> float:
@@ -98,7 +76,7 @@ def run_ns(node: Node) -> float:
     moving = moving_ns(name, moved_bytes(node))
     if not is_dense(node):
         return moving
-    return max(product_ns(flops(node)) * _DENSE_WEIGHTS.get(name, 1.0), moving)
+    return max(product_ns(flops(node)), moving)
 
 
 def product_ns(operations: int) -> float:
@@ -114,16 +92,6 @@ def moving_ns(name: str, nbytes: int) -> float:
 def is_dense(node: Node) -> bool:
     """Return whether a node multiplies matrices or the like: its products count, not its bytes."""
     return short_name(node.op.name) in DENSE
-
-
-def compile_weight(name: str) -> float:
-    """Return how much longer an op compiles than the sum of two tensors, about."""
-    return _COMPILE_WEIGHTS.get(short_name(name), 1.0)
-
-
-def slice_weight(name: str) -> float:
-    """Return the same of an op that is compiled together with others."""
-    return _SLICE_WEIGHTS.get(short_name(name), 1.0)
 
 
 def result_bytes(node: Node) -> int:
@@ -198,7 +166,7 @@ def ancestors(values: Iterable[Value]) -> set[Node]:
 now = time.perf_counter_ns
 """The clock; a test may put another one here."""
 
-_VERSION = 2  # of the guesses, too: factors are of them
+_VERSION = 3  # of the guesses, too: factors are of them
 _MAX_FACTORS = 4_000
 _MOST = math.log(1_000)  # a factor beyond this tells of an accident
 _MOST_OF_FIXED = math.log(5)  # of what is there beside the work
@@ -309,11 +277,9 @@ def learn(parts: Iterable[Part], took_ns: float) -> None:
             told, total = fresh, unknown
         else:
             off, told = math.log(took_ns / total), known
-        # What came first in a process cannot be told from what else is new: both tell the pace.
-        mixed = len(fresh) > 1 and any("first" in p.kind for p, _ in fresh)
         for part, ns in told:
             if ns >= _NOTICED * total:
-                _note(part, math.log(ns / part.guess_ns) + off, only_family=mixed)
+                _note(part, math.log(ns / part.guess_ns) + off)
     if time.monotonic() - _saved_s > _SAVE_EVERY_S:
         save()
 
@@ -375,14 +341,12 @@ def _factor(part: Part) -> tuple[float, int]:
     return 0.0, len(_SPREADS) - 1
 
 
-def _note(part: Part, log: float, *, only_family: bool) -> None:
+def _note(part: Part, log: float) -> None:
     global _changed
     most = _MOST_OF_FIXED if part.is_fixed else _MOST
     log = min(max(log, -most), most)
     levels = list(zip(part.keys, _WEIGHTS, strict=True))
-    if only_family:
-        levels = levels[-1:]
-    elif part.guess_ns < _TELLING_NS or part.is_fixed:
+    if part.guess_ns < _TELLING_NS or part.is_fixed:
         levels = levels[:1]
     for key, least in levels:
         before = _factors.pop(key, None) or _Factor(log, 0)
@@ -444,17 +408,11 @@ COMPILE_OP_NS = 20_000_000
 _COMPILE_SLICE_NODE_NS = 2_500_000
 _COMPILE_SLICE_NS = 40_000_000
 RUN_OP_NS = 60_000
-# Measured with `python -m benchmarks looks`: an executable read from disk, and what the first
-# compile of a process takes more than others; compiling a slice; an op that runs for the first
-# time; the plan of a slice that is new; running a slice, and each node of it.
+# Measured with `python -m benchmarks looks`: an executable read from disk; compiling a slice;
+# running a slice, and each node of it.
 _LOAD_NS = 2_500_000
 _LOAD_NODE_NS = 80_000
-_FIRST_COMPILE_NS = 40_000_000
-_FIRST_LOAD_NS = 15_000_000
 _GUESSED_SLICE_NS = 30_000_000
-_FRESH_OP_NS = 400_000
-_PLAN_NS = 1_500_000
-_PLAN_NODE_NS = 120_000
 _RUN_SLICE_NS = 200_000
 _RUN_SLICE_NODE_NS = 10_000
 # A look: its fixed part, and the statistics of one element.
@@ -477,25 +435,18 @@ def runs_as_slice(cone: list[Node], *, reused: bool) -> bool:
 def op_compiles(cone: Iterable[Node]) -> list[Part]:
     """Return what single ops take until all have executables in memory."""
     unknown = {node.spec: None for node in cone if node.spec.executable is None}
-    places = [(spec, compiler.place_of_op(spec)) for spec in unknown]
-    return _with_first([part for each in places for part in _getting(*each)])
-
-
-def op_compile(spec: Spec) -> Part:
-    """Return what compiling a single op takes."""
-    guess = COMPILE_OP_NS * compile_weight(spec.name)
-    return Part(f"compile {spec.name}", int(spec.is_large), guess)
+    return [
+        part for spec in unknown for part in op_part(spec, compiler.place_of_op(spec))
+    ]
 
 
 def op_part(spec: Spec, place: Place) -> list[Part]:
     """Return what it takes to get the executable of an op that lies somewhere."""
-    return _with_first(_getting(spec, place))
-
-
-def _getting(spec: Spec, place: Place) -> list[Part]:
     if place == "memory":
         return []
-    return [Part("load op", 0, _LOAD_NS) if place == "disk" else op_compile(spec)]
+    if place == "disk":
+        return [Part("load op", 0, _LOAD_NS)]
+    return [Part(f"compile {spec.name}", int(spec.is_large), COMPILE_OP_NS)]
 
 
 def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
@@ -504,16 +455,12 @@ def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
         return []
     if place == "disk":
         guess = _LOAD_NS + len(cone) * _LOAD_NODE_NS
-        return _with_first([Part("load slice", size_class(len(cone)), guess)])
+        return [Part("load slice", size_class(len(cone)), guess)]
     nodes = [
-        Part(
-            f"slice {node.op.name}",
-            int(node.spec.is_large),
-            _COMPILE_SLICE_NODE_NS * slice_weight(node.op.name),
-        )
+        Part(f"slice {node.op.name}", int(node.spec.is_large), _COMPILE_SLICE_NODE_NS)
         for node in cone
     ]
-    return _with_first([Part("slice base", 0, _GUESSED_SLICE_NS), *nodes])
+    return [Part("slice base", 0, _GUESSED_SLICE_NS), *nodes]
 
 
 def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
@@ -521,9 +468,8 @@ def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
     family = "fast-step" if fast else "step"
     found = [Part(f"{family} base", 0, _GUESSED_SLICE_NS)]
     for spec, times in Counter(node.spec for node in nodes).items():
-        guess = _COMPILE_SLICE_NODE_NS * slice_weight(spec.name)
         # XLA compiles equal kernels once, and fuses equal ops with different neighbours.
-        guess *= math.sqrt(times)
+        guess = _COMPILE_SLICE_NODE_NS * math.sqrt(times)
         found.append(Part(f"{family} {spec.name}", int(spec.is_large), guess))
     return found
 
@@ -565,23 +511,13 @@ def place_of_slice(values: Sequence[Value]) -> Place:
 
 def runs(cone: Sequence[Node]) -> list[Part]:
     """Return what running a cone op by op takes once all is compiled."""
-    fresh = {node.spec for node in cone if node.spec.executable is None}
-    return [
-        *_work(cone, ""),
-        Part("fixed run", 0, len(cone) * RUN_OP_NS),
-        Part("fixed fresh", 0, len(fresh) * _FRESH_OP_NS),
-    ]
+    return [*_work(cone, ""), Part("fixed run", 0, len(cone) * RUN_OP_NS)]
 
 
-def slice_runs(cone: Sequence[Node], *, is_new: bool) -> list[Part]:
+def slice_runs(cone: Sequence[Node]) -> list[Part]:
     """Return what running a cone as one slice takes once it is compiled."""
     launch = _RUN_SLICE_NS + len(cone) * _RUN_SLICE_NODE_NS
-    plan = _PLAN_NS + len(cone) * _PLAN_NODE_NS if is_new else 0
-    return [
-        *_work(cone, "fused-"),
-        Part("fixed launch", size_class(len(cone)), launch),
-        Part("fixed plan", size_class(len(cone)), plan),
-    ]
+    return [*_work(cone, "fused-"), Part("fixed launch", size_class(len(cone)), launch)]
 
 
 def _work(cone: Sequence[Node], prefix: str) -> list[Part]:
@@ -604,20 +540,6 @@ def look_at(dtype: str, elements: int) -> list[Part]:
     """Return what the statistics and the picture of so many elements take."""
     guess = _LOOK_NS + elements * _LOOK_ELEMENT_NS
     return [Part(f"look {dtype}", size_class(elements), guess)]
-
-
-def _with_first(parts: list[Part]) -> list[Part]:
-    """Add what the first compile of a process takes more than others, or its first load."""
-    if not parts or compiler.has_compiled():
-        return parts
-    if all(part.kind.startswith("load") for part in parts):
-        return [*parts, Part("fixed first load", 0, _FIRST_LOAD_NS)]
-    return [*parts, first_compile()]
-
-
-def first_compile() -> Part:
-    """Return what the first compile of a process takes more than others."""
-    return Part("fixed first compile", 0, _FIRST_COMPILE_NS)
 
 
 # ------------------------------------------------------------ the machine
@@ -645,18 +567,13 @@ def calibrate() -> None:
 
 
 def _measure() -> None:
-    is_first = not compiler.has_compiled()
     tiny, square = np.ones(8, np.float32), np.ones((_SIDE, _SIDE), np.float32)
     line = jax_compat.give(np.linspace(0, 1, _LONG, dtype=np.float32))
     seen = jax_compat.give(np.linspace(0, 1, _SEEN, dtype=np.float32))
-    _, first = _compiled(lambda x: x + 1, jax_compat.give(tiny))
+    _compiled(lambda x: x + 1, jax_compat.give(tiny))  # the first one takes longer
     product, one = _compiled(lambda x: x @ x, jax_compat.give(square))
     tanh, other = _compiled(jnp.tanh, line)
-    compile_ns = min(one, other)
-    _tell("compile", COMPILE_OP_NS, compile_ns)
-    if is_first:
-        compiler.note_compiled()
-        learn([first_compile()], first - compile_ns)
+    _tell("compile", COMPILE_OP_NS, min(one, other))
     _tell("dense", product_ns(2 * _SIDE**3), _shortest(product))
     _tell("run", moving_ns("tanh", 2 * line.nbytes), _shortest(tanh))
     took = _shortest(lambda: preview.summarise(seen, torch.float32))

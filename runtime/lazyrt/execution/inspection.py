@@ -381,7 +381,7 @@ class Inspection(Readable):
             plan = forecast_of(cone, value, reused=bool(known))
             if again:
                 cone, known = again, set()
-                runs = cost_model.slice_runs(again, is_new=False)
+                runs = cost_model.slice_runs(again)
                 plan = Forecast([], runs, 0, 0)
             work = cost_model.expected([*plan.gets, *plan.runs])
             look = cost_model.expected(cost_model.looks(value))
@@ -577,7 +577,7 @@ class Inspection(Readable):
             parts = run_parts(cone, value, reused=bool(known))
             start, compiled = cost_model.now(), compiled_ns()
             if self._kept is not None and again:
-                parts = cost_model.slice_runs(again, is_new=False)
+                parts = cost_model.slice_runs(again)
                 reading.found = self._run_again(self._kept, value, site)
             if reading.found is None:
                 reading.found = peek_value(value, site, step=self._inputs)

@@ -159,7 +159,7 @@ def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
     place = "memory" if plan is not None else cost_model.place_of_slice((value,))
     return Forecast(
         cost_model.slice_compile(cone, place),
-        cost_model.slice_runs(cone, is_new=plan is None),
+        cost_model.slice_runs(cone),
         int(place == "nowhere"),
         int(place == "disk"),
     )
@@ -179,9 +179,8 @@ def op_forecast(cone: list[Node]) -> Forecast:
 
 def run_parts(cone: list[Node], value: Value, *, reused: bool) -> list[Part]:
     """Return what runs in a peek once its executables are there."""
-    plan = _slices.get(value)
-    if _is_slice(plan, cone, reused=reused):
-        return cost_model.slice_runs(cone, is_new=plan is None)
+    if _is_slice(_slices.get(value), cone, reused=reused):
+        return cost_model.slice_runs(cone)
     return cost_model.runs(cone)
 
 
