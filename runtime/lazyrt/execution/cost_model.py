@@ -54,19 +54,10 @@ if TYPE_CHECKING:
 _RUN_WEIGHTS = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 20.0),
     **dict.fromkeys(("sort", "argsort", "unique2", "_unique2"), 90.0),
-    "topk": 300.0,
-    **dict.fromkeys(("median", "nanmedian", "mode", "kthvalue"), 300.0),
+    **dict.fromkeys(("topk", "median", "nanmedian", "mode", "kthvalue"), 300.0),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "native_dropout", "uniform",
                      "normal", "rand", "randn", "randint", "randperm", "multinomial"), 17.0),
-    **dict.fromkeys(("upsample_nearest2d",), 15.0),
-    **dict.fromkeys(("upsample_bilinear2d", "argmax", "argmin", "native_batch_norm"), 14.0),
-    **dict.fromkeys(("max_pool2d_with_indices",), 7.0),
-    **dict.fromkeys(("tanh", "gelu", "sigmoid", "erf", "silu", "pow", "log", "sin", "cos",
-                     "log1p", "expm1", "atan2", "softplus"), 2.7),
-    "exp": 1.6,
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_safe_softmax"), 4.0),
-    **dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm"), 1.4),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "view", "t", "transpose"), 0.6),
+    "tanh": 2.7,  # of which `calibrate` times one
 }  # fmt: skip
 
 
