@@ -157,6 +157,11 @@ def native_group_norm_backward(
     return lax.reshape(d_x, x.shape), d_weight, d_bias
 
 
+def _spread(x: Array, like: Array) -> Array:
+    """Return a vector of channels as an array of another's shape."""
+    return expand(lax.reshape(x, (x.size, *(1,) * (like.ndim - 2))), like.shape)
+
+
 def _batch_norm(
     ctx: OpContext,
     x: Array,
@@ -174,8 +179,7 @@ def _batch_norm(
     if not training:
         mean, var = ctx.cast(running_mean, running_var)
         rstd = lax.rsqrt(lax.add(var, scalar_like(var, eps)))
-        shaped = [expand(lax.reshape(v, (v.size, *(1,) * (x.ndim - 2))), x.shape)
-                  for v in (mean, rstd)]  # fmt: skip
+        shaped = [_spread(v, x) for v in (mean, rstd)]
         normal = lax.mul(lax.sub(x, shaped[0]), shaped[1])
         empty = jnp.zeros((0,), x.dtype)
         return _affine(normal, weight, bias), empty, empty, running_mean, running_var
@@ -213,37 +217,25 @@ def _typed_statistics(ctx: OpContext, found: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-@lowers("aten._native_batch_norm_legit_functional.default")
-def batch_norm_functional(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
-    return _batch_norm(ctx, *args)
+@lowers("aten._native_batch_norm_legit_functional.default",
+        "aten._batch_norm_with_update_functional.default",
+        "aten._native_batch_norm_legit_no_training.default",
+        "aten.native_batch_norm.default", "aten._native_batch_norm_legit.default")  # fmt: skip
+def batch_norm(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
+    """Lower batch norm, of whose forms the functional ones give new running statistics.
 
-
-@lowers("aten._batch_norm_with_update_functional.default")
-def batch_norm_with_update(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
-    *operands, momentum, eps = args
-    rest: tuple[Any, ...] = (True, momentum, eps)
-    found = _batch_norm(ctx, *operands, *rest)
-    *results, new_mean, new_var = found
-    return *results, jnp.zeros((0,), np.uint8), new_mean, new_var
-
-
-@lowers("aten._native_batch_norm_legit_no_training.default")
-def batch_norm_no_training(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
-    *operands, momentum, eps = args
-    rest: tuple[Any, ...] = (False, momentum, eps)
-    found = _batch_norm(ctx, *operands, *rest)
-    return _typed_statistics(ctx, found[:3])
-
-
-@lowers("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default",
-        "aten.cudnn_batch_norm.default")  # fmt: skip
-def native_batch_norm(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
-    """Lower batch norm without the update of the running statistics.
-
-    The schema of the op updates them in place; a front end that keeps them up to date
-    records the functional form.
+    Those of the others are updated in place by their schema; a front end that keeps them up to
+    date records a functional form.
     """
-    return _typed_statistics(ctx, _batch_norm(ctx, *args)[:3])
+    given = ctx.named(args)
+    training = given.pop("training", "no_training" not in ctx.name)
+    *operands, momentum, eps = given.values()
+    rest: list[Any] = [training, momentum, eps]
+    found = _batch_norm(ctx, *operands, *rest)
+    if "functional" not in ctx.name:
+        return _typed_statistics(ctx, found[:3])
+    reserve = [jnp.zeros((0,), np.uint8)] * ("with_update" in ctx.name)
+    return *found[:3], *reserve, *found[3:]
 
 
 @lowers("aten.native_batch_norm_backward.default")
@@ -267,8 +259,7 @@ def native_batch_norm_backward(
     else:
         mean, var = cast(running_mean, compute), cast(running_var, compute)
         rstd = lax.rsqrt(lax.add(var, scalar_like(var, eps)))
-    mean, rstd = (expand(lax.reshape(v, (v.size, *(1,) * (x.ndim - 2))), x.shape)
-                  for v in (mean, rstd))  # fmt: skip
+    mean, rstd = (_spread(v, x) for v in (mean, rstd))
     normal = lax.mul(lax.sub(x, mean), rstd)
     dims = (0, *range(2, x.ndim))
     d_weight = lax.reduce_sum(lax.mul(grad, normal), dims) if output_mask[1] else None
