@@ -389,19 +389,16 @@ def masked_fill(ctx: OpContext, x: Array, mask: Array, value: Any) -> Array:
 
 
 @lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clamp_min.default",
-        "aten.clamp_min.Tensor")  # fmt: skip
-def clamp(ctx: OpContext, x: Array, low: Any = None, high: Any = None) -> Array:
-    (x,) = ctx.cast(x)
+        "aten.clamp_min.Tensor", "aten.clamp_max.default", "aten.clamp_max.Tensor")  # fmt: skip
+def clamp(ctx: OpContext, *args: Any) -> Array:
+    given = ctx.named(args)
+    low, high = given.get("min"), given.get("max")
+    (x,) = ctx.cast(args[0])
     if low is not None:
         x = lax.max(*broadcast(x, *ctx.cast(low)))
     if high is not None:
         x = lax.min(*broadcast(x, *ctx.cast(high)))
     return x
-
-
-@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
-def clamp_max(ctx: OpContext, x: Array, high: Any) -> Array:
-    return clamp(ctx, x, None, high)
 
 
 @lowers("aten.lerp.Scalar", "aten.lerp.Tensor")

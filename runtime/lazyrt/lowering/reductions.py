@@ -243,22 +243,10 @@ def sort_along(x: Array, dim: int, *, descending: bool) -> tuple[Array, Array]:
     return values, where
 
 
-@lowers("aten.sort.default")
-def sort(
-    ctx: OpContext, x: Array, dim: int = -1, descending: bool = False
-) -> tuple[Array, Array]:
-    return sort_along(x, axis(dim, x.ndim), descending=descending)
-
-
-@lowers("aten.sort.stable")
-def sort_stable(
-    ctx: OpContext,
-    x: Array,
-    stable: bool | None,
-    dim: int = -1,
-    descending: bool = False,
-) -> tuple[Array, Array]:
-    return sort(ctx, x, dim, descending)
+@lowers("aten.sort.default", "aten.sort.stable")
+def sort(ctx: OpContext, x: Array, *args: Any) -> tuple[Array, Array]:
+    given = ctx.named([x, *args])
+    return sort_along(x, axis(given["dim"], x.ndim), descending=given["descending"])
 
 
 @lowers("aten.topk.default")
@@ -373,81 +361,41 @@ def _even_edges(values: Array, count: int, limits: Sequence[float] | None) -> Ar
     return jnp.where(steps < (count + 1) // 2, up, down)
 
 
-@lowers("aten.histogram.bin_ct")
-def histogram_of_count(
-    ctx: OpContext,
-    x: Array,
-    bins: int = 100,
-    range: Sequence[float] | None = None,
-    weight: Array | None = None,
-    density: bool = False,
-) -> tuple[Array, Array]:
-    points = jnp.reshape(x, (-1, 1))
-    edges = _even_edges(points, bins, range)
-    return _histogram(points, [edges], weight, density=density), edges
-
-
-@lowers("aten.histogram.bins_tensor")
-def histogram_of_edges(
-    ctx: OpContext,
-    x: Array,
-    bins: Array,
-    weight: Array | None = None,
-    density: bool = False,
-) -> tuple[Array, Array]:
-    points = jnp.reshape(x, (-1, 1))
-    return _histogram(points, [bins], weight, density=density), bins
-
-
-def _edges_dd(
-    points: Array, bins: Sequence[int], limits: Sequence[float] | None
+def _edges(
+    points: Array, bins: Sequence[Any], limits: Sequence[float] | None
 ) -> list[Array]:
+    """Return the edges along each dimension, of which `bins` has the count or the edges."""
     return [
-        _even_edges(
-            points[:, k], count, None if limits is None else limits[2 * k : 2 * k + 2]
-        )
-        for k, count in enumerate(bins)
+        each
+        if isinstance(each, jax.Array)
+        else _even_edges(points[:, k], each, limits and limits[2 * k : 2 * k + 2])
+        for k, each in enumerate(bins)
     ]
 
 
-def _rows(x: Array) -> Array:
-    return jnp.reshape(x, (-1, x.shape[-1]))
+@lowers("aten.histogram.bin_ct", "aten.histogram.bins_tensor")
+def histogram(ctx: OpContext, x: Array, bins: Any, *args: Any) -> tuple[Array, Array]:
+    given = ctx.named([x, bins, *args])
+    points = jnp.reshape(x, (-1, 1))
+    edges = _edges(points, [bins], given.get("range"))
+    counts = _histogram(points, edges, given["weight"], density=given["density"])
+    return counts, edges[0]
+
+
+@lowers("aten._histogramdd_from_bin_cts.default",
+        "aten._histogramdd_from_bin_tensors.default")  # fmt: skip
+def histogramdd(ctx: OpContext, x: Array, bins: Sequence[Any], *args: Any) -> Array:
+    given = ctx.named([x, bins, *args])
+    points = jnp.reshape(x, (-1, x.shape[-1]))
+    edges = _edges(points, bins, given.get("range"))
+    return _histogram(points, edges, given["weight"], density=given["density"])
 
 
 @lowers("aten._histogramdd_bin_edges.default")
 def histogramdd_edges(
-    ctx: OpContext,
-    x: Array,
-    bins: Sequence[int],
-    range: Sequence[float] | None = None,
-    *_: Any,
+    ctx: OpContext, x: Array, bins: Sequence[int], limits: Any = None, *_: Any
 ) -> list[Array]:
-    return _edges_dd(_rows(x), bins, range)
-
-
-@lowers("aten._histogramdd_from_bin_cts.default")
-def histogramdd_of_counts(
-    ctx: OpContext,
-    x: Array,
-    bins: Sequence[int],
-    range: Sequence[float] | None = None,
-    weight: Array | None = None,
-    density: bool = False,
-) -> Array:
-    points = _rows(x)
-    edges = _edges_dd(points, bins, range)
-    return _histogram(points, edges, weight, density=density)
-
-
-@lowers("aten._histogramdd_from_bin_tensors.default")
-def histogramdd_of_edges(
-    ctx: OpContext,
-    x: Array,
-    bins: Sequence[Array],
-    weight: Array | None = None,
-    density: bool = False,
-) -> Array:
-    return _histogram(_rows(x), bins, weight, density=density)
+    return _edges(jnp.reshape(x, (-1, x.shape[-1])), bins, limits)
 
 
 @lowers("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
