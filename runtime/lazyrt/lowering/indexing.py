@@ -274,13 +274,9 @@ def _neutral(x: Array, reduce: str) -> Array:
 
 @lowers("aten.masked_scatter.default")
 def masked_scatter(ctx: OpContext, x: Array, mask: Array, source: Array) -> Array:
-    shape = ctx.out.shape
-    mask = expand(cast(mask, torch.bool), shape)
-    x = expand(x, shape)
-    flat = lax.reshape(mask, (mask.size,))
-    place = lax.cumsum(lax.convert_element_type(flat, np.int64), 0) - 1
-    picked = lax.reshape(source, (source.size,)).at[place].get(mode=_READ)
-    return lax.select(mask, cast(lax.reshape(picked, shape), ctx.out.dtype), x)
+    mask = expand(cast(mask, torch.bool), ctx.out.shape)
+    values = cast(lax.reshape(source, (source.size,)), ctx.out.dtype)
+    return _put_rows(expand(x, ctx.out.shape), mask, values, accumulate=False)
 
 
 @lowers("aten.masked_scatter_backward.default")
@@ -360,9 +356,7 @@ def embedding_bag(
     if per_sample_weights is not None:
         rows = rows * jnp.expand_dims(cast(per_sample_weights, ctx.compute), 1)
     starts = offsets[:bags] if include_last_offset else offsets
-    bag = (
-        jnp.searchsorted(starts, lax.iota(starts.dtype, indices.size), side="right") - 1
-    )
+    bag = _bags(starts, indices.size)
     kept = indices != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, bool)
     place = jnp.where(kept, bag, bags)  # beyond the last bag: dropped
     sizes = jnp.zeros((bags,), np.int64).at[place].add(1)
@@ -387,6 +381,12 @@ def embedding_bag(
         result,
         *(_shaped(x, out) for x, out in zip(spare, ctx.outs[1:], strict=True)),
     )
+
+
+def _bags(offsets: Array, count: int) -> Array:
+    """Return the bag of each of `count` indices."""
+    index = lax.iota(offsets.dtype, count)
+    return jnp.searchsorted(offsets, index, side="right") - 1
 
 
 def _shaped(x: Array, out: Any) -> Array:
@@ -446,11 +446,8 @@ def embedding_bag_backward(
 ) -> Array:
     if sparse:
         raise Unsupported("its gradient is sparse")
-    if (
-        bag.size != indices.size
-    ):  # torch leaves it out where the kernel does not need it
-        index = lax.iota(offsets.dtype, indices.size)
-        bag = jnp.searchsorted(offsets, index, side="right") - 1
+    if bag.size != indices.size:  # torch leaves it out where the kernel needs none
+        bag = _bags(offsets, indices.size)
     return embedding_bag_dense_backward(
         ctx, grad, indices, bag, sizes, largest, num_weights, scale_grad_by_freq, mode,
         per_sample_weights, padding_idx,
@@ -469,8 +466,7 @@ def embedding_bag_weights_backward(
     padding_idx: int = -1,
 ) -> Array:
     if bag.size != indices.size:
-        index = lax.iota(offsets.dtype, indices.size)
-        bag = jnp.searchsorted(offsets, index, side="right") - 1
+        bag = _bags(offsets, indices.size)
     grad, weight = ctx.cast(grad, weight)
     rows = grad.at[bag].get(mode=_READ) * weight.at[indices].get(mode=_READ)
     total = lax.reduce_sum(rows, (1,))
