@@ -288,13 +288,6 @@ def nll_loss_backward(
     return lax.select(hit, expand(spread, x.shape), zeros_like(x))
 
 
-@lowers("aten.multi_margin_loss_backward.default")
-def multi_margin_loss_backward(
-    ctx: OpContext, grad: Array, x: Array, *rest: Any
-) -> Array:
-    return ctx.pulled_back(grad, [x], rest)[0]
-
-
 @lowers("aten.multilabel_margin_loss_backward.default")
 def multilabel_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, *rest: Any

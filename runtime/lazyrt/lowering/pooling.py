@@ -9,7 +9,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -117,18 +116,21 @@ def _unpool(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
     return lax.reshape(result, x.shape)
 
 
-def _avg_pool(
+@lowers("aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def avg_pool(
+    ctx: OpContext,
     x: Array,
-    shape: Sequence[int],
     kernel: Any,
-    stride: Any,
-    padding: Any,
-    count_include_pad: bool,
-    divisor: int | None,
-    rank: int,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
 ) -> Array:
+    (x,) = ctx.cast(x)
+    rank = _rank_of(ctx)
     kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
-    size, count = x.shape[-rank:], shape[-rank:]
+    size, count = x.shape[-rank:], ctx.out.shape[-rank:]
     edges = _pool_edges(size, count, kernel, stride, padding)
 
     def window_sum(values: Array, low_high: Sequence[tuple[int, int]]) -> Array:
@@ -155,32 +157,6 @@ def _avg_pool(
     return lax.div(total, expand(counts, total.shape))
 
 
-@lowers("aten.avg_pool2d.default", "aten.avg_pool3d.default")
-def avg_pool(
-    ctx: OpContext,
-    x: Array,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Array:
-    rest = (count_include_pad, divisor, _rank_of(ctx))
-    (x,) = ctx.cast(x)
-    return _avg_pool(x, ctx.out.shape, kernel, stride, padding, *rest)
-
-
-@lowers("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default")
-def avg_pool_backward(ctx: OpContext, grad: Array, x: Array, *window: Any) -> Array:
-    grad, x = ctx.cast(grad, x)
-    kernel, stride, padding, _ceil_mode, *rest = window
-    options = (kernel, stride, padding, *rest, _rank_of(ctx))
-    _, pull = jax.vjp(lambda v: _avg_pool(v, grad.shape, *options), x)
-    gradient: Array = pull(grad)[0]
-    return gradient
-
-
 def _rank_of(ctx: OpContext) -> int:
     return 3 if "3d" in ctx.name else 2
 
@@ -194,10 +170,11 @@ def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     return matrix
 
 
-def _adaptive_avg(x: Array, count: Sequence[int]) -> Array:
-    rank = len(count)
-    for k, wanted in enumerate(count):
-        dim = x.ndim - rank + k
+@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
+def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
+    (x,) = ctx.cast(x)
+    for dim in range(x.ndim - len(size), x.ndim):
+        wanted = ctx.out.shape[dim]
         if x.shape[dim] == wanted:
             continue
         if x.shape[dim] % wanted == 0:
@@ -206,26 +183,14 @@ def _adaptive_avg(x: Array, count: Sequence[int]) -> Array:
             total = lax.reduce_sum(x, (dim + 1,))
             x = lax.div(total, scalar_like(total, window))
             continue
-        matrix = jnp.asarray(_adaptive_matrix(x.shape[dim], wanted, x.dtype))
-        numbers = (((dim,), (1,)), ((), ()))
-        x = lax.dot_general(x, matrix, numbers, precision=lax.Precision.HIGHEST)
-        x = jnp.moveaxis(x, -1, dim)
+        x = _product(x, _adaptive_matrix(x.shape[dim], wanted, x.dtype), dim)
     return x
-
-
-@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
-def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
-    return _adaptive_avg(cast(x, ctx.compute), ctx.out.shape[-len(size) :])
 
 
 @lowers("aten._adaptive_avg_pool2d_backward.default",
         "aten._adaptive_avg_pool3d_backward.default")  # fmt: skip
 def adaptive_avg_pool_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
-    grad, x = ctx.cast(grad, x)
-    rank = _rank_of(ctx)
-    _, pull = jax.vjp(lambda v: _adaptive_avg(v, grad.shape[-rank:]), x)
-    gradient: Array = pull(grad)[0]
-    return gradient
+    return _pulled_back(ctx, grad, x, grad.shape[-_rank_of(ctx) :])
 
 
 def _adaptive_windows(size: int, count: int) -> tuple[Array, Array]:
@@ -404,16 +369,15 @@ for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
     lowers(f"aten.{_op}_backward.default")(_upsample_backward)
 
 
-def _pad_backward(
-    ctx: OpContext, grad: Array, x: Array, padding: Sequence[int]
-) -> Array:
+@lowers(
+    *(f"aten.{kind}_pad{n}d_backward.default" for n in (1, 2, 3)
+      for kind in ("replication", "reflection")),
+    "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
+    "aten.multi_margin_loss_backward.default",
+)  # fmt: skip
+def _pulled_back(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
     grad, x = ctx.cast(grad, x)
-    return ctx.pulled_back(grad, [x], [padding])[0]
-
-
-for _rank in (1, 2, 3):
-    for _kind in ("replication", "reflection"):
-        lowers(f"aten.{_kind}_pad{_rank}d_backward.default")(_pad_backward)
+    return ctx.pulled_back(grad, [x], rest)[0]
 
 
 def _mask(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
