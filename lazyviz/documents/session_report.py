@@ -559,13 +559,23 @@ def _body(make: Callable[[Facts], Part], facts: Facts, limit: int) -> str:
 def _target(path: str | Path, *, force: bool) -> Path:
     """Return where a report may be written to: to no folder, and over no file that is none of ours."""
     named = path_of(path, "report()", ReportError)
+    shown = redaction.shortened(str(named))
+    if named.suffix.lower() not in _SUFFIXES:
+        raise ReportError(
+            f"the report is a web page, and {shown!r} does not end in .html, so nothing was "
+            "written. Give it such a name."
+        )
     try:
         target = named.expanduser()
-        _check(target, force=force)
-    except ReportError:
-        raise
+        target.parent.stat()  # is there
+        is_free = force or not target.exists() or _is_ours(target)
     except (OSError, RuntimeError, ValueError) as error:
         raise _unwritable(named, error) from None
+    if not is_free:
+        raise ReportError(
+            f"{shown} exists and is no report of lazyviz, so it was left as it is. Choose "
+            "another name, or replace it: --force, in Python force=True."
+        )
     return target
 
 
@@ -575,30 +585,6 @@ def _unwritable(target: Path, error: Exception) -> ReportError:
         f"{redaction.shortened(str(target))!r:.200} cannot be written: {why}. Nothing was written; choose "
         "a folder that you may write to, with room."
     )
-
-
-def _check(target: Path, *, force: bool) -> None:
-    shown = redaction.shortened(str(target))
-    if target.suffix.lower() not in _SUFFIXES:
-        raise ReportError(
-            f"the report is a web page, and {shown!r} does not end in .html, so nothing was "
-            "written. Give it such a name."
-        )
-    if target.is_dir():
-        raise ReportError(
-            f"{shown} is a folder, so nothing was written. Name a file, such as "
-            f"{shown}/report.html."
-        )
-    if not target.parent.is_dir():
-        raise ReportError(
-            f"there is no folder {redaction.shortened(str(target.parent))}, so nothing was "
-            "written. Make it, or name another one."
-        )
-    if target.exists() and not force and not _is_ours(target):
-        raise ReportError(
-            f"{shown} exists and is no report of lazyviz, so it was left as it is. Choose "
-            "another name, or replace it: --force, in Python force=True."
-        )
 
 
 def _is_ours(target: Path) -> bool:

@@ -278,8 +278,8 @@ def test_a_file_of_somebody_else_is_never_replaced_unasked(lab, tmp_path, monkey
     ("name", "says"),
     [
         ("model.py", "does not end in .html"),
-        ("folder.html", "is a folder"),
-        ("no/such/report.html", "no folder no/such"),
+        ("folder.html", "cannot be written: Is a directory"),
+        ("no/such/report.html", "cannot be written: No such file or directory"),
         ("a" * 300 + ".html", "cannot be written: File name too long"),
         ("~no-such-user/r.html", "cannot be written: Could not determine home"),
         ("a\0.html", "cannot be written: embedded null byte"),
