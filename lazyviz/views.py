@@ -66,18 +66,6 @@ _LAST = (
 )
 
 
-class ExpressionFailed(Exception):  # noqa: N818 - never shown: it carries the user's error
-    """The user's expression raised an error.
-
-    Attributes:
-        error: That error; its traceback begins in the user's expression.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()  # what the error says may look at a tensor
-        self.error = error.with_traceback(_below(error.__traceback__))
-
-
 def names_hint(namespace: Mapping[str, Any]) -> str:
     """Return which lazy tensors a namespace has, as a sentence; empty if it has none."""
     names = [name for name, _ in named_tensors(namespace)]
@@ -330,14 +318,13 @@ class Command:
 
         Raises:
             UsageError: It is no expression, or names what is not there.
-            ExpressionFailed: Anything else went wrong in it.
         """
         try:
             return self.shell.ev(expression)
         except NameError as error:
             within = _below(error.__traceback__)
             if within is not None and within.tb_next is not None:  # a function's own
-                raise ExpressionFailed(error) from None
+                raise
             namespace = self.shell.user_ns
             names = [name for name, _ in named_tensors(namespace)]
             near = difflib.get_close_matches(expression, names, n=3)
@@ -349,12 +336,10 @@ class Command:
             ) from None
         except SyntaxError as error:
             if _below(error.__traceback__) is not None:  # it was read and run
-                raise ExpressionFailed(error) from None
+                raise
             raise UsageError(
                 f"%lazy {self.name} takes one expression; {expression!r} is none: {error.msg}."
             ) from None
-        except Exception as error:  # noqa: BLE001 - the magic raises it again
-            raise ExpressionFailed(error) from None
 
     def tensors(self, expression: str) -> list[Any]:
         """Return the tensors that an expression stands for."""

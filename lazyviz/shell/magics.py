@@ -21,7 +21,6 @@ from lazyviz.views import (
     CELL_USAGE,
     VIEWS,
     Command,
-    ExpressionFailed,
     Typed,
 )
 
@@ -99,17 +98,12 @@ class LazyMagics(Magics):
                     "the first line of one."
                 )
             raise UsageError(views.unknown(command))
-        failed: Exception | None = None
         try:
             shown = VIEWS[command].make(
                 Command(command, rest, self._shell, self._session)
             )
         except NothingToShow as answer:
             shown = Doc([Sentence(str(answer))])
-        except ExpressionFailed as error:
-            failed = error.error
-        if failed is not None:
-            raise failed
         if shown is not None:
             displayed.show(self._shell, shown)
 

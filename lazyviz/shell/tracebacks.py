@@ -217,31 +217,25 @@ def cut(traceback: TracebackType | None) -> None:
 def leave_out(traceback: TracebackType | None) -> None:
     """Take the runtime's frames between the user's own ones off a traceback.
 
-    So a step closure, a batch loader or a decorated function that raises is shown with the line
-    that queued, asked or called, and its own. Where the runtime's frames are the innermost, or a
+    So a step closure, a batch loader, a decorated function or an expression of `%lazy` that raises
+    is shown with the line that queued, asked or called, and its own. Where the runtime's frames are the innermost, or a
     library's that it calls, they stay: that is an error of the runtime's.
     """
     provenance = runtime_provenance()
     if provenance is None:
         return
     kept: TracebackType | None = None
+    calls_ours = False
     while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
-        if not is_ours(name) and not provenance.is_library_file(name):
-            if kept is not None and _all_ours(kept.tb_next, traceback):
+        code = traceback.tb_frame.f_code
+        name = code.co_filename
+        is_typed = (name, code.co_name) == ("<string>", "<module>")  # on a magic's line
+        if is_typed or not (is_ours(name) or provenance.is_library_file(name)):
+            if kept is not None and calls_ours:
                 kept.tb_next = traceback
-            kept = traceback
+            kept, calls_ours = traceback, False
+        calls_ours = calls_ours or is_ours(name)
         traceback = traceback.tb_next
-
-
-def _all_ours(first: TracebackType | None, end: TracebackType) -> bool:
-    """Return whether all frames from one up to another are the runtime's, or enter its blocks."""
-    while first is not None and first is not end:
-        name = first.tb_frame.f_code.co_filename
-        if not is_ours(name) and name != contextlib.__file__:
-            return False
-        first = first.tb_next
-    return True
 
 
 def is_ours(file: str) -> bool:
