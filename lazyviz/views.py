@@ -381,7 +381,6 @@ class Command:
 @contextmanager
 def refused(before: str = "", kind: type[Exception] = ValueError) -> Iterator[None]:
     """Turn a refusal of what a line asks for into a usage error, which has no traceback."""
-    __tracebackhide__ = True
     try:
         yield
     except NothingToShow:

@@ -84,7 +84,6 @@ class LazyMagics(Magics):
     @line_cell_magic
     def lazy(self, line: str, cell: str | None = None) -> None:
         """Look into the lazy runtime."""
-        __tracebackhide__ = True
         command, *others = line.split(maxsplit=1) or [""]
         rest = others[0].strip() if others else ""
         if cell is not None:
@@ -108,7 +107,6 @@ class LazyMagics(Magics):
             displayed.show(self._shell, shown)
 
     def _cell_magic(self, command: str, rest: str, cell: str) -> None:
-        __tracebackhide__ = True
         if command not in CELL_USAGE:
             written = f"%%lazy {command}".rstrip()
             raise UsageError(
@@ -133,18 +131,14 @@ class LazyMagics(Magics):
                 run()
 
     def _time(self, runtime: ModuleType, rest: str, run: Callable[[], None]) -> None:
-        __tracebackhide__ = True
         from lazyviz.timing import celltimer
 
         with views.refused():
             count = celltimer.runs_asked(rest)
-        runs = []
-        for _ in range(count):  # no comprehension: its frame would be in tracebacks
-            runs.append(celltimer.timed(runtime, run))  # noqa: PERF401
+        runs = [celltimer.timed(runtime, run) for _ in range(count)]
         displayed.show(self._shell, celltimer.doc(runs))
 
     def _profile(self, rest: str, run: Callable[[], None]) -> None:
-        __tracebackhide__ = True
         from lazyviz.timing import capture
 
         with views.refused():
@@ -183,7 +177,6 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
 
 def run_in_place(shell: Any, cell: str, number: int) -> None:
     """Run the body of a cell magic so that errors rise through and line numbers hold."""
-    __tracebackhide__ = True
     # IPython drops empty lines at the start. With them and one for the magic's own line,
     # line 3 of the cell stays line 3.
     dropped = re.match(r"(?:[^\S\n]*\n)*", cell)
