@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lazyviz.foreign.metrics_parse import compare_reports, parse_report
     from lazyviz.foreign.read import read
     from lazyviz.inspection.comparison import diff, minimise, trace_value
-    from lazyviz.inspection.explorer import ExploreView
+    from lazyviz.inspection.explorer import explore
     from lazyviz.inspection.numerics import compare, compare_modes, find_nan
     from lazyviz.timing.profile import Profile
     from lazyviz.timing.timeline import TimelineShown
@@ -59,6 +59,7 @@ _MODULES = {
     "foreign.metrics_parse": ("compare_reports", "parse_report"),
     "foreign.read": ("read",),
     "inspection.comparison": ("diff", "minimise", "trace_value"),
+    "inspection.explorer": ("explore",),
     "inspection.numerics": ("compare", "compare_modes", "find_nan"),
 }
 
@@ -218,32 +219,3 @@ def export_trace(path: str | Path) -> Path:
     from lazyviz.timing import timeline as timelines
 
     return timelines.timeline().export(path)
-
-
-def explore(*things: Any, **options: Any) -> ExploreView:
-    """Return a view to walk through a program; a notebook shows it live, with a static copy.
-
-    A click on an op of a pending graph, or of a finished step whose inputs are kept
-    (`config.keep_values`), shows its value; the step stays as it is. Of a module
-    with inputs the graph of that one call is shown: it is recorded and taken back, so nothing of
-    it runs, no random number is drawn, and what was pending stays as it was, as do the attributes
-    of modules, gradients and optimizers. What the call does to other Python objects, such as a
-    list that it appends to, stays.
-
-    Args:
-        things: Nothing for all that is pending, else the last step; lazy tensors; a graph; a
-            computation; HLO or StableHLO as text or a path; a step of this session: its number,
-            `"last"`, or its graph's name, such as `"graph.3"`; a module, for
-            what is pending of its parameters, buffers and gradients; or a module or a function
-            and what to call it with.
-        options: Arguments of that call by name.
-
-    Raises:
-        HloError: There is no such step or file, it is no program, or nothing of the module is
-            pending.
-        UsageError: A tensor is not on the lazy device, or the call gives no pending one.
-        StepSyncError: The call needs a value, which only running a part of it would give.
-    """
-    from lazyviz.inspection import explorer
-
-    return explorer.explore(*things, options=options)

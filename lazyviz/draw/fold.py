@@ -42,15 +42,7 @@ _OVERVIEW = _FEW
 
 
 def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
-    """Return a drawing of at most `budget` boxes, the same one for the same graph.
-
-    Raises:
-        ValueError: The budget is less than two boxes.
-    """
-    if budget < _MIN_BUDGET:
-        raise ValueError(
-            f"a drawing cannot be folded into {budget} boxes. Allow at least {_MIN_BUDGET}."
-        )
+    """Return a drawing of at most `budget` boxes, the same one for the same graph."""
     if len(graph.boxes) <= budget:
         return graph
     graph = fold_repeats(graph)

@@ -676,8 +676,30 @@ class ExploreView(Displayed):
 
 
 @gc_paused
-def explore(*things: Any, options: Mapping[str, Any] | None = None) -> ExploreView:
-    """Return a view of what is pending, else of the last step; see `lazyviz.explore`."""
+def explore(*things: Any, **options: Any) -> ExploreView:
+    """Return a view to walk through a program; a notebook shows it live, with a static copy.
+
+    A click on an op of a pending graph, or of a finished step whose inputs are kept
+    (`config.keep_values`), shows its value; the step stays as it is. Of a module
+    with inputs the graph of that one call is shown: it is recorded and taken back, so nothing of
+    it runs, no random number is drawn, and what was pending stays as it was, as do the attributes
+    of modules, gradients and optimizers. What the call does to other Python objects, such as a
+    list that it appends to, stays.
+
+    Args:
+        things: Nothing for all that is pending, else the last step; lazy tensors; a graph; a
+            computation; HLO or StableHLO as text or a path; a step of this session: its number,
+            `"last"`, or its graph's name, such as `"graph.3"`; a module, for
+            what is pending of its parameters, buffers and gradients; or a module or a function
+            and what to call it with.
+        options: Arguments of that call by name.
+
+    Raises:
+        HloError: There is no such step or file, it is no program, or nothing of the module is
+            pending.
+        UsageError: A tensor is not on the lazy device, or the call gives no pending one.
+        StepSyncError: The call needs a value, which only running a part of it would give.
+    """
     current = session.current()
     runtime = session.runtime()
     subject = subject_of(*things, runtime=runtime, options=options)

@@ -153,11 +153,6 @@ def test_one_or_no_earlier_op_is_drawn_as_it_is(new):
     assert fold_earlier(drawing) is drawing
 
 
-def test_a_budget_of_one_box_is_refused():
-    with pytest.raises(ValueError, match="cannot be folded into 1 boxes"):
-        collapse(draw_graph(perceptron()), 1)
-
-
 def test_a_small_drawing_is_shown_whole_and_a_large_one_by_its_parts():
     small, large = draw_graph(transformer(1)), draw_graph(transformer(12))
 
