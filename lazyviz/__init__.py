@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
     from typing import Any
 
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyviz.divergence.launch import launch
-    from lazyviz.divergence.report import Replicas
+    from lazyviz.divergence.report import replicas
     from lazyviz.documents.session_report import Written
     from lazyviz.foreign.metrics_parse import compare_reports, parse_report
     from lazyviz.foreign.read import read
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from lazyviz.inspection.explorer import explore
     from lazyviz.inspection.numerics import compare, compare_modes, find_nan
     from lazyviz.timing.profile import Profile
-    from lazyviz.timing.timeline import TimelineShown
+    from lazyviz.timing.timeline import timeline
 
 __all__ = [
     "__version__",
@@ -56,11 +55,13 @@ __all__ = [
 # Public functions by the modules that are loaded when one is first asked for.
 _MODULES = {
     "divergence.launch": ("launch",),
+    "divergence.report": ("replicas",),
     "foreign.metrics_parse": ("compare_reports", "parse_report"),
     "foreign.read": ("read",),
     "inspection.comparison": ("diff", "minimise", "trace_value"),
     "inspection.explorer": ("explore",),
     "inspection.numerics": ("compare", "compare_modes", "find_nan"),
+    "timing.timeline": ("timeline",),
 }
 
 
@@ -89,25 +90,6 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from lazyviz import extension
 
     extension.unload(shell)
-
-
-def replicas(source: str | Path | Iterable[str | Path]) -> Replicas:
-    """Return what several replicas of a program ran side by side, and where they part first.
-
-    Reads what the processes have written; nothing is noticed while they run, and no wait is
-    prevented.
-
-    Args:
-        source: A folder that processes recorded into (`lazyrt.record_steps`, or LAZYRT_RECORD);
-            a folder or list of the files that XLA_SAVE_TENSORS_FILE writes for each ordinal; or
-            one file of HLO, StableHLO or IR for each replica.
-
-    Raises:
-        EvidenceError: A file is none of these, or is damaged; or there is only one replica.
-    """
-    from lazyviz.divergence import report as divergence
-
-    return divergence.replicas(source)
 
 
 def report(path: str | Path, *, source: bool = True, force: bool = False) -> Written:
@@ -173,20 +155,6 @@ def track(**values: Any) -> None:
     current = session.current()
     if current is not None and current.attached:
         current.curves.track(values)
-
-
-def timeline(cells: int = 12) -> TimelineShown:
-    """Return where the time of the session's last cells went; a notebook shows it as a picture.
-
-    Args:
-        cells: How many of them; the one that runs now counts.
-
-    Raises:
-        UsageError: lazyviz is not loaded in a shell, or it is no number of cells.
-    """
-    from lazyviz.timing import timeline as timelines
-
-    return timelines.timeline(cells)
 
 
 def profile(path: str | Path | None = None, *, thread: int | None = None) -> Profile:

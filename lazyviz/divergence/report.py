@@ -146,7 +146,20 @@ class Replicas(Evidence):
 def replicas(
     source: str | Path | Iterable[str | Path], *, now: float | None = None
 ) -> Replicas:
-    """Return what several replicas ran, side by side; see `lazyviz.replicas`."""
+    """Return what several replicas of a program ran side by side, and where they part first.
+
+    Reads what the processes have written; nothing is noticed while they run, and no wait is
+    prevented.
+
+    Args:
+        source: A folder that processes recorded into (`lazyrt.record_steps`, or LAZYRT_RECORD);
+            a folder or list of the files that XLA_SAVE_TENSORS_FILE writes for each ordinal; or
+            one file of HLO, StableHLO or IR for each replica.
+        now: The present time in seconds; by default the clock's.
+
+    Raises:
+        EvidenceError: A file is none of these, or is damaged; or there is only one replica.
+    """
     now = time.time() if now is None else now
     tracks = tracks_of(source, now)
     return Replicas(tuple(tracks), align(tracks), now)

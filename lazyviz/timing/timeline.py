@@ -128,7 +128,10 @@ def line_shares(
 
 
 def timeline(cells: object = CELLS) -> TimelineShown:
-    """Return the timeline of the running shell's session.
+    """Return where the time of the session's last cells went; a notebook shows it as a picture.
+
+    Args:
+        cells: How many of them; the one that runs now counts.
 
     Raises:
         UsageError: lazyviz is not loaded in a shell, or it is no number of cells.
