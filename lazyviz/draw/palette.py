@@ -203,7 +203,6 @@ class Findings:
         nodes: By node id: words for what is bad, empty for what is good.
         inputs: Likewise by the input's name in listings.
         good, bad: Names of both for the legend.
-        marks: Marks of boxes that make them bad.
     """
 
     title: str
@@ -211,7 +210,6 @@ class Findings:
     inputs: Mapping[str, str] = field(default_factory=dict)
     good: str = "finite"
     bad: str = "NaN or infinite"
-    marks: frozenset[str] = frozenset()
 
     def paint(self, graph: DrawGraph) -> DrawGraph:
         """Return a folded drawing in two shades; a box that holds a bad one is bad."""
@@ -225,8 +223,6 @@ class Findings:
         return replace(graph, boxes=boxes, legend=legend)
 
     def _painted(self, box: Box) -> Box:
-        if self.marks.intersection(box.marks):
-            return replace(box, level=4, note=self.bad)
         if box.members:
             known = [self.nodes[node] for node in box.members if node in self.nodes]
         else:

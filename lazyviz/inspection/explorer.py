@@ -15,7 +15,6 @@ from lazyviz.draw import panel, svg
 from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by, unfold
 from lazyviz.draw.layout import draws_frames
 from lazyviz.draw.model import (
-    FROM_CPU,
     DrawGraph,
     inside,
     named_in_frames,
@@ -501,16 +500,12 @@ class Explorer(Walk["Program"]):
 
     def _fallbacks(self) -> list[tuple[Box, str]]:
         """Return the inputs that the CPU computed, with the op and its line."""
-        boxes = [box for box in self._program.drawing.boxes if not box.members]
-        painted = self._program.overlay("fallback").paint(
-            DrawGraph(boxes=tuple(boxes), edges=())
-        )
-        found = []
-        for box, shade in zip(boxes, painted.boxes, strict=True):
-            if shade.note == FROM_CPU:
-                held = dict(self._input_rows(box))
-                found.append((box, held.get("came from", "")))
-        return found[:_MAX_FALLBACKS]
+        known = self._program.overlay("fallback").inputs
+        found = [box for box in self._program.drawing.boxes if box.op in known]
+        return [
+            (box, dict(self._input_rows(box)).get("came from", ""))
+            for box in found[:_MAX_FALLBACKS]
+        ]
 
     # --- choosing
 

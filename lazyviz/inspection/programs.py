@@ -201,7 +201,11 @@ class IrProgram(Program):
                 nodes=dict.fromkeys(self._nodes, ""),
                 good="on the device",
                 bad=FROM_CPU,
-                marks=frozenset({FROM_CPU}),
+                inputs={
+                    box.op: FROM_CPU
+                    for box in self.drawing.boxes
+                    if FROM_CPU in box.marks
+                },
             )
         return self._times()
 
@@ -331,12 +335,10 @@ class HloProgram(Program):
         """Return what is known of the IR ops and inputs that stand behind the program's."""
         ir = source.ir()
         found = cast("Findings", ir.overlay(name))
-        marked = {box.op for box in ir.drawing.boxes if FROM_CPU in box.marks}
-        leaves = dict.fromkeys(marked, FROM_CPU) if name == "fallback" else found.inputs
         inputs = {
-            self.graph.names[node]: leaves[source.leaves[number]]
+            self.graph.names[node]: found.inputs[source.leaves[number]]
             for node, number in self.graph.numbers.items()
-            if number < len(source.leaves) and source.leaves[number] in leaves
+            if number < len(source.leaves) and source.leaves[number] in found.inputs
         }
         nodes = {}
         for node in self.place:

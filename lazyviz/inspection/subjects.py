@@ -227,6 +227,8 @@ def subject_of(
         HloError: There is no such step, or it is nothing of the above.
     """
     runtime = runtime or session.runtime()
+    if runtime is not None:
+        be_library()  # the names are those of the caller's frame
     if things and _is_call(things, options):
         return _call_subject(things[0], things[1:], options or {}, runtime)
     if len(things) == 1 and not _is_tensor(things[0]):
@@ -294,7 +296,6 @@ def _call_subject(
     from lazyrt.tools import dry_run
 
     _check_arguments(function, name, arguments, options)
-    be_library()  # the names are those of the caller's frame
     found = dry_run(function, *arguments, **options)
     held = {value: each.name for value, each in found.holdings.items()}
     names = {**held, **found.outputs}
