@@ -101,14 +101,17 @@ class Typed(NamedTuple):
     Attributes:
         given: Whole words.
         start: The start of the word at the cursor.
-        tensors: Names of lazy tensors.
         namespace: The user's variables.
     """
 
     given: list[str]
     start: str
-    tensors: list[str]
     namespace: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of lazy tensors."""
+        return [name for name, _ in named_tensors(self.namespace)]
 
 
 class Option(NamedTuple):

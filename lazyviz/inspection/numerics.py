@@ -59,7 +59,6 @@ _COLUMNS = (
     "made here",
     "fusion",
 )
-_COMPUTATION = re.compile(r"^%?(fused_computation[\w.-]*) ")
 # The label of a node with its number in the graph; where XLA merged several, the first.
 _OP_NAME = re.compile(r'op_name="[^";]*lazyrt_graph/([^";]*) #(\d+)')
 _HEADER = ("op", "type", "where", "not finite", "first at", "made of")
@@ -361,17 +360,16 @@ def _fusions(hlo: str) -> dict[int, str]:
 
     A fusion of one op alone is none: nothing was moved across ops there.
     """
-    members: dict[str, dict[int, str]] = {}
-    current = ""
-    for line in hlo.splitlines():
-        header = _COMPUTATION.match(line)
-        if header is not None:
-            current = header[1]
-        elif not line.startswith(" "):
-            current = ""
-        found = _OP_NAME.search(line)
-        if current and found is not None:
-            members.setdefault(current, {})[int(found[2])] = found[1]
+    computations = modules(hlo)[0].computations.items() if hlo else ()
+    members = {
+        name: {
+            int(label[2]): label[1]
+            for each in computation.instructions
+            if (label := _OP_NAME.search(each.metadata)) is not None
+        }
+        for name, computation in computations
+        if name.startswith("fused_computation")
+    }
     fusions: dict[int, str] = {}
     for name, ops in members.items():
         if len(ops) > 1:

@@ -15,7 +15,6 @@ from lazyviz import views
 from lazyviz.doc import Doc, Sentence
 from lazyviz.inspection.subjects import NothingToShow
 from lazyviz.shell import commands, displayed  # noqa: F401 - its views register themselves
-from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.shell.tracebacks import restorer
 from lazyviz.views import (
     CELL_USAGE,
@@ -48,8 +47,7 @@ def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
     elif not given:
         offered = sorted(VIEWS)
     elif given[0] in VIEWS:
-        names = [name for name, _ in named_tensors(namespace)]
-        offered = VIEWS[given[0]].completions(Typed(given[1:], start, names, namespace))
+        offered = VIEWS[given[0]].completions(Typed(given[1:], start, namespace))
     else:
         return []
     return [word for word in offered if word.startswith(start)]
