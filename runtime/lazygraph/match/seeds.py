@@ -14,59 +14,9 @@ if TYPE_CHECKING:
     from lazygraph.match.state import Matching, Side
 
 
-def common(one: Sequence[int], two: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Return the positions of a longest common subsequence of two rows, by Myers' algorithm.
-
-    With more than `most` entries of either row left over, nothing is returned.
-    """
-    size_one, size_two = len(one), len(two)
-    reach = {1: 0}
-    trail: list[dict[int, int]] = []
-    for step in range(min(most, size_one + size_two) + 1):
-        trail.append(reach.copy())
-        for diagonal in range(-step, step + 1, 2):
-            down = diagonal == -step or (
-                diagonal != step
-                and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
-            )
-            at = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
-            other = at - diagonal
-            while at < size_one and other < size_two and one[at] == two[other]:
-                at += 1
-                other += 1
-            reach[diagonal] = at
-            if at >= size_one and other >= size_two:
-                return _walked_back(trail, size_one, size_two)
-    return []
-
-
-def _walked_back(
-    trail: Sequence[dict[int, int]], at: int, other: int
-) -> list[tuple[int, int]]:
-    found = []
-    for step in range(len(trail) - 1, -1, -1):
-        reach, diagonal = trail[step], at - other
-        down = diagonal == -step or (
-            diagonal != step
-            and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
-        )
-        before = diagonal + 1 if down else diagonal - 1
-        start = reach[before] if step else 0
-        end = start - before if step else 0
-        while at > start and other > end:
-            at -= 1
-            other -= 1
-            found.append((at, other))
-        at, other = start, end
-    return found[::-1]
-
-
 # Entries of a landmark; where none of a length is found, shorter ones are looked for.
-_LONGEST = 512
-_SHORTEST = 8
+_LONGEST = 256
 _SHORTER = 4
-# Entries that may be left over between two landmarks.
-_MAX_STEPS = 200
 # Of the sums by which stretches are told apart: a prime, and a number below it.
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
@@ -86,7 +36,8 @@ def anchored(one: Sequence[int], two: Sequence[int]) -> list[tuple[int, int]]:
     """Return positions in two rows that belong together, in both rows' order.
 
     Of rows that differ in little it is nearly a longest common subsequence, in a time that does
-    not grow with the number of differences: between landmarks each is looked for alone.
+    not grow with the number of differences: between landmarks each is looked for alone. Where
+    nothing occurs once, nothing is said.
 
     Example:
         >>> anchored([1, 2, 3, 4], [1, 5, 3, 4])
@@ -97,10 +48,7 @@ def anchored(one: Sequence[int], two: Sequence[int]) -> list[tuple[int, int]]:
     while gaps:
         gap, ends = _without_ends(one, two, gaps.pop())
         found += ends
-        if gap.start == gap.end or gap.other == gap.other_end:
-            continue
-        if gap.length < _SHORTEST:
-            found += _filled(one, two, gap)
+        if gap.start == gap.end or gap.other == gap.other_end or not gap.length:
             continue
         landmarks = _landmarks(one, two, gap)
         if landmarks:
@@ -127,15 +75,6 @@ def _without_ends(
         other_end -= 1
         found.append((end, other_end))
     return _Gap(start, end, other, other_end, length), found
-
-
-def _filled(
-    one: Sequence[int], two: Sequence[int], gap: _Gap
-) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of a gap without landmarks."""
-    start, end, other, other_end, _ = gap
-    for i, k in common(one[start:end], two[other:other_end], _MAX_STEPS):
-        yield start + i, other + k
 
 
 def _runs(
@@ -212,10 +151,6 @@ def _increasing(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return kept[::-1]
 
 
-# More steps than so many between the two orders cost more than they tell.
-_MAX_ORDER_STEPS = 800
-# In longer orders they are not looked for: between landmarks it takes a fifth of the time.
-_SHORT = 5_000
 # A share of an order that was found in the other one says that they are alike.
 _ALIKE = 0.5
 
@@ -269,16 +204,15 @@ def _reading_order(side: Side) -> list[int]:
 def _aligned(
     matching: Matching, order_a: Sequence[int], order_b: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of a longest common subsequence, or of nearly one.
+    """Return the pairs of nearly a longest common subsequence.
 
     Where an op was inserted behind every layer, so much reads another op than before that the
     orders are alike only in what stands there, and not in what that reads.
     """
-    is_short = max(len(order_a), len(order_b)) <= _SHORT
     ids: dict[object, int] = {}
     one = _symbols(matching.a, order_a, ids)
     two = _symbols(matching.b, order_b, ids)
-    found = common(one, two, _MAX_ORDER_STEPS) if is_short else anchored(one, two)
+    found = anchored(one, two)
     if len(found) <= _ALIKE * min(len(one), len(two)):
         one = [matching.a.skeleton[node] for node in order_a]
         two = [matching.b.skeleton[node] for node in order_b]
