@@ -49,7 +49,11 @@ FAST_OPTIONS: dict[str, Any] = {
 # XLA folds constants by an interpreter: 37 s for the sum of 2**23 counted numbers, three minutes
 # for a small model that builds its masks from counters. Without that pass the executables of
 # a transformer's training step are as quick, and its compiles no slower.
-_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "constant_folding"}
+_OPTIONS: dict[str, Any] = {
+    "xla_disable_hlo_passes": "constant_folding",
+    # The library's reductions lose NaN: a maximum, and a sum of what `relu` gives, stay finite.
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+}
 
 # A position in the text itself, which nobody has.
 _NOWHERE = re.compile(r' loc\("-":\d+:\d+\)')
@@ -684,6 +688,7 @@ def platform_key() -> str:
         target.device_kind,
         target.id,
         _host_features(),
+        _OPTIONS | FAST_OPTIONS,
     )
     return hashlib.blake2b(
         "|".join(map(str, parts)).encode(), digest_size=8

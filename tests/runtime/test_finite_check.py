@@ -251,6 +251,15 @@ def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
     assert asked == [9, 1, 1, 1, 9, 1]
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_in_a_large_weight_is_seen(bad):
+    weight = torch.randn(300, 200)
+    weight[123, 45] = bad
+    found = finite_check._are_finite([weight.numpy(), weight[:123].numpy()])
+
+    assert np.asarray(found).tolist() == [False, True]
+
+
 def test_a_row_that_no_later_batch_reads_ends_the_loop_with_the_window(monkeypatch):
     monkeypatch.setattr(kept_steps, "_MIN_STEPS", 6)
     lazyrt.config.stop_at_nan = True

@@ -33,6 +33,15 @@ def special_values_are_ordered_and_reduced(d, x):
     )  # fmt: skip
 
 
+def nan_goes_through_reductions_of_large_tensors(d, x):
+    y = torch.arange(128.0 * 512, device=d).reshape(128, 512) * 1e-4
+    y[3, 4] = NAN
+    return (
+        y.max(), y.min(), y.abs().max(), y.amax(0), y.amin(1), y.max(1).values, (y @ y.T).max(),
+        nn.functional.max_pool2d(y[None, None], 2), y.relu().amax(0), y.relu().sum(0), y.clamp(max=1).sum(0),
+    )  # fmt: skip
+
+
 def integers_overflow_as_the_machine_does(d, x):
     made = []
     for kind in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
@@ -210,7 +219,7 @@ def products_are_differentiated(d, x):
 
 
 PROGRAMS = [
-    special_values_go_through, special_values_are_ordered_and_reduced,
+    special_values_go_through, special_values_are_ordered_and_reduced, nan_goes_through_reductions_of_large_tensors,
     integers_overflow_as_the_machine_does, integers_divide_as_on_the_cpu,
     wide_integers_keep_their_digits, scalars_of_no_dimensions, no_elements, complex_arithmetic,
     gradients_of_complex_programs, special_functions, fourier_transforms, linear_algebra,
