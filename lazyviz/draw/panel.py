@@ -182,10 +182,7 @@ def nan_help(*, is_ir: bool, can_check: bool) -> str:
         "to them."
     )
     if is_ir:
-        words = (
-            "Shown are values that are computed already: inputs, and what was looked at. Nothing "
-            "is computed for it."
-        )
+        words = "Shown are values that are known already: inputs, and what was looked at. None is computed for it."
     if is_ir and can_check:
         words += " Select an op and choose <i>Check the cone for NaN</i> to compute all that it needs."
     return f"{heading_html('NaN and infinities')}<p>{words}</p>"

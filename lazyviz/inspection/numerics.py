@@ -8,6 +8,7 @@ where that begins, by how much, and in which of XLA's fusions.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ _TOLERANCES = {
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_FUSED = 6
 _MAX_HELD = 8
+_TITLE = "when the largest tensors take memory"
 
 _COLUMNS = (
     "",
@@ -156,7 +158,7 @@ class Comparison(Showable):
                 Table(_COLUMNS, rows, marked=marked),
                 *(listed if fusions else ()),
                 *(
-                    Fold(t.title, [Picture(t.to_svg(), t.to_text())])
+                    Fold(f"{t.run}: {_TITLE}", [Picture(t.to_svg(), t.to_text())])
                     for t in self.timelines
                 ),
             ],
@@ -571,11 +573,7 @@ class Timeline:
         for each in self.tensors:
             change[each.born] += each.nbytes
             change[each.dies + 1] -= each.nbytes
-        found, total = [], 0
-        for step in change[:-1]:
-            total += step
-            found.append(total)
-        return found
+        return [*itertools.accumulate(change[:-1])]
 
     def at_peak(self) -> tuple[int, tuple[Lifetime, ...]]:
         """Return the position at which most is taken, and the tensors there, largest first."""
@@ -599,11 +597,6 @@ class Timeline:
         more = len(there) - _MAX_LISTED
         rest = f" and {text.plural(more, 'smaller one')}" if more > 0 else ""
         return f"{self.run}: {total} at {at + 1} of {self.length}: {shown}{rest}"
-
-    @property
-    def title(self) -> str:
-        """What the picture shows."""
-        return f"{self.run}: when the largest tensors take memory"
 
     def to_svg(self) -> str:
         """Return one bar for each of the largest tensors, as long as it lives."""

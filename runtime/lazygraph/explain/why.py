@@ -411,12 +411,8 @@ def _failed_guards(record: Record) -> Iterator[Cause]:
 
 
 def _first_trace(record: Record) -> Cause:
-    return Cause(
-        kind="first_trace",
-        text="the first graph of this process",
-        now=record.key.ended_by[1],
-        edits=EditCounts(added=record.nodes),
-    )
+    at_end = record.key.ended_by[1]
+    return Cause(kind="first_trace", text="the first graph of this process", now=at_end)
 
 
 def _new_program(record: Record, source: Source) -> Cause:

@@ -1,11 +1,8 @@
 """Stopping at the first step whose loss or weights are not finite (`config.stop_at_nan`).
 
-A gradient that is not finite makes weights, and those nearly always the next loss and all gradients. So
-each of the first hundred steps is asked of its smallest weight and its loss, later ones ten times a second
-and of all losses since; and one in a window of steps (`kept_steps`) of all its weights. Nobody waits for the
-answer: the next step is recorded and dispatched meanwhile. When it is no, the steps of the window run again,
-and each is asked of everything. Tensors are given back what they held before the first bad one, and the ops
-behind the NaN can be computed.
+Steps are asked of their loss and smallest weight, one in a window (`kept_steps`) of all weights. The next
+step is dispatched meanwhile. When the answer is no, the steps of the window run again, each asked of
+everything, and tensors get back what they held before the first bad one (decision 038).
 """
 
 from __future__ import annotations

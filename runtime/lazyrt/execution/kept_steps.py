@@ -1,13 +1,10 @@
 """The inputs of steps that have run, kept so that any value of them can be computed again.
 
 What is kept is the step's own arrays, shared as `copy_on_donate` shares what a notebook shows: a
-step that gives one of them away leaves its keepers a copy. So steps donate, compile and run as
-they would without. With the numbers and random states that it read, a step's cone computes again
-what it computed then.
+step that gives one away leaves its keepers a copy. Steps donate, compile and run as without.
 
-`config.stop_at_nan` needs the inputs of a step once that has run. So of the steps of a window, the
-first keeps all its inputs and each other one what none of them has made: run again, they make the rest.
-Only the first copies what it overwrites, which takes a two hundredth of its window's time at most.
+For `config.stop_at_nan` the first step of a window keeps all its inputs, and each other one what none
+of them has made: run again, they make the rest. Only the first copies what it overwrites.
 
 Everything here is called with the runtime's lock held.
 """
@@ -450,11 +447,9 @@ def replay(
             continue
         step.let_go(filled)
         results |= {(step.number, slot): data for slot, data in enumerate(made)}
-        results = {
-            source: data
-            for source, data in results.items()
-            if last.get(source, -1) > step.number
-        }
+        ended = [source for source in results if last.get(source, -1) <= step.number]
+        for source in ended:
+            del results[source]
     assert found is not None
     return found, bad
 
