@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
+import itertools
 import json
 import math
 import zlib
 from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.draw.model import clip
@@ -81,6 +84,7 @@ _STYLE = (
     "@media(max-width:800px){.lzt{font-size:13px}}"  # of the image that it is shown as
     ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
 )
+_FINEST = 1.5  # pixels: spans that are narrower share columns of this width, or of a power of 2 more
 _LABEL = 46  # how wide a time such as `300 ms` is
 
 
@@ -219,7 +223,7 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
     """
     if not view.cells:
         return ""
-    axis, grain = _Axis(view.cells), 1.5
+    axis, grain = _Axis(view.cells), _FINEST
     rows, marks = _rows(view, axis)
     kinds = legend_kinds(view, rows, marks)
     while True:
@@ -250,11 +254,49 @@ class _Row(NamedTuple):
         lane: Its lane.
         y: Where it begins.
         spans: All of its spans in order, each part of what a graph break has split by itself.
+        wide: Those that are no narrower than the finest column.
+        columns: The others, by column.
     """
 
     lane: str
     y: float
     spans: list[_Placed]
+    wide: list[_Placed]
+    columns: dict[int, _Column]
+
+
+class _Column:
+    """Narrow spans that share a place: how many, the first, and how long those of each kind took."""
+
+    __slots__ = ("count", "first", "times")
+
+    def __init__(self, first: Span) -> None:
+        self.count, self.first = 0, first
+        self.times: Counter[str] = Counter()
+
+    def add(self, times: dict[str, int], count: int = 1) -> None:
+        """Take in more spans."""
+        self.count += count
+        for kind, ns in times.items():
+            self.times[kind] += ns
+
+
+def _fold(
+    spans: Iterable[_Placed], columns: dict[int, _Column], grain: float
+) -> list[_Placed]:
+    """Put spans that are narrower than a column into theirs; return the others."""
+    wide = []
+    for placed in spans:
+        x, end, kind, span = placed
+        if end - x >= grain:
+            wide.append(placed)
+            continue
+        column = columns.get(int(x / grain))
+        if column is None:
+            column = columns[int(x / grain)] = _Column(span)
+        column.count += 1
+        column.times[kind] += max(span.duration_ns, 1)
+    return wide
 
 
 def _rows(view: TimelineView, axis: _Axis) -> tuple[list[_Row], list[Span]]:
@@ -273,7 +315,9 @@ def _rows(view: TimelineView, axis: _Axis) -> tuple[list[_Row], list[Span]]:
     for lane, spans in found.items():
         row = _row_of(lane)
         shown = _side_by_side(spans) if row == "compile" else spans
-        rows.append(_Row(lane, y, _placed(shown, axis)))
+        placed, columns = _placed(shown, axis), dict[int, _Column]()
+        wide = [] if row == "memory" else _fold(placed, columns, _FINEST)
+        rows.append(_Row(lane, y, placed, wide, columns))
         y += _height_of(lane) + _GAP + (_MARKED if lane == "step" else 0)
     return rows, marks
 
@@ -315,15 +359,16 @@ def _draw(
     )
     parts = [start]
     parts += _scale(axis, round(floor) - 6)
-    for lane, y, spans in rows:
+    for each in rows:
+        lane, y = each.lane, each.y
         row, name = _row_of(lane), _ROW_NAMES.get(lane, lane)
         title = view.whole if view.whole and row == "cell" else name
         parts.append(f'<text class="l" x="0" y="{y + 12:.0f}">{markup(title)}</text>')
         parts.append(f'<g data-row="{markup(name)}">')
         if row == "memory":
-            shapes = _levels(spans, grain)
+            shapes = _levels(each.spans, grain)
         else:
-            shapes = [*_ground(view, lane, axis), *_shapes(spans, grain)]
+            shapes = [*_ground(view, lane, axis), *_shapes(each, grain)]
         parts += [_rect(shape, y, row) for shape in shapes]
         parts.append("</g>")
         if lane == "step":
@@ -348,23 +393,24 @@ def _packed(
     """Return all spans and marks as columns, compressed: what a page draws from as it zooms."""
     titles: dict[str, int] = {}
     columns = []
-    for lane, y, spans in rows:
-        row, ground = _row_of(lane), _ground(view, lane, axis)
+    for each in rows:
+        row, ground = _row_of(each.lane), _ground(view, each.lane, axis)
         shapes = [
-            *ground,
-            *(_Shape(x, end - x, kind, "", span_title(span), span.level)
-              for x, end, kind, span in spans),
+            *((s.x, s.width, s.kind, s.title, s.level) for s in ground),
+            *((x, end - x, kind, span_title(span), span.level)
+              for x, end, kind, span in each.spans),
         ]  # fmt: skip
-        shapes.sort(key=lambda shape: shape.x)
-        boxes = [_box(shape, y, row) for shape in shapes]
+        shapes.sort(key=itemgetter(0))
+        boxes = [_box(kind, level, each.y, row) for _, _, kind, _, level in shapes]
+        fills = {kind: colour_of(kind, row) for kind in {shape[2] for shape in shapes}}
         columns.append(
             {
-                "x": [round(shape.x, 6) for shape in shapes],
-                "w": [round(shape.width, 6) for shape in shapes],
+                "x": [round(shape[0], 6) for shape in shapes],
+                "w": [round(shape[1], 6) for shape in shapes],
                 "y": [top for top, _ in boxes],
                 "h": [height for _, height in boxes],
-                "fill": [colour_of(shape.kind, row) for shape in shapes],
-                "title": [titles.setdefault(s.title, len(titles)) for s in shapes],
+                "fill": [fills[shape[2]] for shape in shapes],
+                "title": [titles.setdefault(s[3], len(titles)) for s in shapes],
             }
         )
     packed = {
@@ -449,17 +495,18 @@ def _parts(span: Span, cuts: Sequence[int]) -> list[Span]:
     ]
 
 
-def _shapes(spans: Iterable[_Placed], grain: float) -> list[_Shape]:
+def _shapes(row: _Row, grain: float) -> list[_Shape]:
     """Return what is drawn: wide spans each, narrow ones together by place and kind."""
-    wide: list[_Shape] = []
-    narrow: dict[int, list[tuple[str, Span]]] = {}
-    for x, end, kind, span in spans:
-        if end - x >= grain:
-            wide.append(_Shape(x, end - x, kind, span.name, span_title(span)))
-        else:
-            narrow.setdefault(int(x / grain), []).append((kind, span))
+    columns: dict[int, _Column] = {}
+    for number, column in row.columns.items():
+        place = int(number * _FINEST / grain)
+        columns.setdefault(place, _Column(column.first)).add(column.times, column.count)
+    wide = [
+        _Shape(x, end - x, kind, span.name, span_title(span))
+        for x, end, kind, span in _fold(row.wide, columns, grain)
+    ]
     # Small ones go last, or wide ones that began later would hide them.
-    return wide + _merged(narrow, grain)
+    return wide + _merged(columns, grain)
 
 
 def _levels(spans: Iterable[_Placed], grain: float) -> list[_Shape]:
@@ -486,39 +533,28 @@ def _levels(spans: Iterable[_Placed], grain: float) -> list[_Shape]:
     return shapes
 
 
-def _merged(narrow: dict[int, list[tuple[str, Span]]], grain: float) -> list[_Shape]:
+def _merged(columns: dict[int, _Column], grain: float) -> list[_Shape]:
     """Return columns of narrow spans; those side by side that are mostly of one kind are one."""
-    kinds = {column: _times_of(spans) for column, spans in narrow.items()}
-    runs: list[list[int]] = []
-    for column in sorted(narrow):
-        before = runs[-1][-1] if runs else None
-        if before == column - 1 and next(iter(kinds[before])) == next(
-            iter(kinds[column])
-        ):
-            runs[-1].append(column)
-        else:
-            runs.append([column])
     shapes = []
-    for run in runs:
-        spans = [each for column in run for each in narrow[column]]
-        times = _times_of(spans)
-        each = ", ".join(
-            f"{plain(kind)} {text.duration(ns)}" for kind, ns in [*times.items()][:4]
-        )
-        title = f"{text.plural(len(spans), 'short span')}: {each}"
-        if len(spans) == 1:
-            title = span_title(spans[0][1])
+    main = {
+        k: max(each.times, key=each.times.__getitem__) for k, each in columns.items()
+    }
+    runs = itertools.groupby(
+        enumerate(sorted(columns)), lambda p: (p[1] - p[0], main[p[1]])
+    )
+    for _, members in runs:
+        run = [column for _, column in members]
+        whole = _Column(columns[run[0]].first)
+        for column in run:
+            whole.add(columns[column].times, columns[column].count)
+        times = whole.times.most_common()
+        each = ", ".join(f"{plain(k)} {text.duration(ns)}" for k, ns in times[:4])
+        title = f"{text.plural(whole.count, 'short span')}: {each}"
+        if whole.count == 1:
+            title = span_title(whole.first)
         width = (run[-1] - run[0] + 1) * grain
-        shapes.append(_Shape(run[0] * grain, width, next(iter(times)), "", title))
+        shapes.append(_Shape(run[0] * grain, width, times[0][0], "", title))
     return shapes
-
-
-def _times_of(spans: Iterable[tuple[str, Span]]) -> dict[str, int]:
-    """Return how long spans of each kind took, the longest first."""
-    times: Counter[str] = Counter()
-    for kind, span in spans:
-        times[kind] += max(span.duration_ns, 1)
-    return dict(times.most_common())
 
 
 def span_title(span: Span) -> str:
@@ -529,19 +565,20 @@ def span_title(span: Span) -> str:
     return f"{clip(span.name, 120)}{took}{where}{detail}"
 
 
-def _box(shape: _Shape, y: float, row: str) -> tuple[int, int]:
+@functools.lru_cache(maxsize=4096)
+def _box(kind: str, level: float, y: float, row: str) -> tuple[int, int]:
     """Return where a shape of a row begins, and how high it is."""
     if row == "memory":
-        height = max(round(shape.level * _height_of(row)), 1)
+        height = max(round(level * _height_of(row)), 1)
         return round(y) + _height_of(row) - height, height
-    if shape.kind in _THIN:
+    if kind in _THIN:
         return round(y) - 3, 4
     return round(y), _ROW - (2 if row == "step" else 0)
 
 
 def _rect(shape: _Shape, y: float, row: str) -> str:
     colour, thin = colour_of(shape.kind, row), shape.kind in _THIN
-    top, height = _box(shape, y, row)
+    top, height = _box(shape.kind, shape.level, y, row)
     rect = (
         f'<rect x="{shape.x:.1f}" y="{top}" width="{max(shape.width, 0.8):.1f}" '
         f'height="{height}" fill="{colour}"><title>{markup(shape.title)}</title></rect>'
