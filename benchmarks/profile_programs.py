@@ -6,6 +6,7 @@ its number is found; how long it really waited is measured around it.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import io
 import logging
@@ -127,7 +128,7 @@ def gap_programs(lengths_ms: tuple[int, ...]) -> Iterator[Program]:
         yield make(10)
     yield _rare(40)
     for wait in (
-        _comprehension, _callback, _holds_interpreter, _file, _process, _future, _at_exit, _recursive
+        _comprehension, _callback, _lambda, _coroutine, _holds_interpreter, _file, _process, _future, _at_exit, _recursive
     ):  # fmt: skip
         yield _waiting(wait)
     yield _workers(10)
@@ -430,6 +431,18 @@ def _holds_interpreter() -> None:
 
 _WRITTEN = Path(tempfile.gettempdir()) / f"lazyviz-profile-{os.getpid()}"
 atexit.register(_WRITTEN.unlink, missing_ok=True)
+
+
+def _lambda() -> None:
+    sorted(_NUMBERS, key=lambda number: -number)  # <lambda>
+
+
+async def _slept() -> None:
+    await asyncio.sleep(0.01)
+
+
+def _coroutine() -> None:
+    asyncio.run(_slept())  # <coroutine>
 
 
 def _file() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -319,8 +320,7 @@ def _usual_runs(pauses: Sequence[Pause]) -> dict[_Place, _Usual]:
     shortest: dict[tuple[_Place, SourceLocation], int] = {}
     for pause in pauses:
         for sample in _samples_before_end(pause):
-            if sample.lines:
-                site = sample.lines[0]
+            if site := _site(sample):
                 seen[pause.after][site] += 1
                 length = pause.end_ns - pause.start_ns
                 before = shortest.get((pause.after, site), length)
@@ -342,7 +342,7 @@ def lines_of(pause: Pause, usual: dict[_Place, _Usual]) -> list[Stretch]:
     since = pause.start_ns
     samples = _samples_before_end(pause)
     for k, sample in enumerate(samples):
-        site = sample.lines[0] if sample.lines else None
+        site = _site(sample)
         phase = "trace" if sample.is_runtime else "python"
         until = pause.end_ns
         if k + 1 < len(samples):
@@ -361,6 +361,16 @@ def lines_of(pause: Pause, usual: dict[_Place, _Usual]) -> list[Stretch]:
     return _merge_short(runs)
 
 
+def _site(sample: Sample) -> SourceLocation | None:
+    """Return the line that a sample saw; a lambda's is in the function that the lambda stands in."""
+    found = None
+    for line in sample.lines:
+        if found and (line.file, line.line) != (found.file, found.line):
+            break
+        found = line
+    return found
+
+
 def _samples_before_end(pause: Pause) -> list[Sample]:
     """Return the samples of a pause without the last one, where that saw the op that ended it.
 
@@ -373,40 +383,31 @@ def _samples_before_end(pause: Pause) -> list[Sample]:
     return found
 
 
+def _is_short(run: Stretch) -> bool:
+    return run.end_ns - run.start_ns < MIN_GAP_NS
+
+
 def _merge_short(runs: list[Stretch]) -> list[Stretch]:
-    """Join runs of less than a millisecond with those beside them."""
-    found: list[Stretch] = []
-    mixed: list[Stretch] = []
-    for run in runs:
-        if run.end_ns - run.start_ns >= MIN_GAP_NS:
-            found += [*_together(mixed), run]
-            mixed = []
-        else:
-            mixed.append(run)
-    found += _together(mixed)
+    """Join runs of less than a millisecond with each other, then with those beside them."""
     joined: list[Stretch] = []
-    for run in found:
-        is_short = run.end_ns - run.start_ns < MIN_GAP_NS
-        if joined and (is_short or joined[-1].site == run.site):
-            joined[-1] = joined[-1]._replace(end_ns=run.end_ns)
-        elif joined and joined[-1].end_ns - joined[-1].start_ns < MIN_GAP_NS:
-            joined[-1] = run._replace(start_ns=joined[-1].start_ns)
-        else:
-            joined.append(run)
+    for is_short, members in itertools.groupby(runs, _is_short):
+        for run in [_together([*members])] if is_short else members:
+            before = joined[-1] if joined else None
+            if before and (_is_short(run) or before.site == run.site):
+                joined[-1] = before._replace(end_ns=run.end_ns)
+            elif before and _is_short(before):
+                joined[-1] = run._replace(start_ns=before.start_ns)
+            else:
+                joined.append(run)
     return joined
 
 
-def _together(runs: list[Stretch]) -> list[Stretch]:
-    if not runs:
-        return []
+def _together(runs: list[Stretch]) -> Stretch:
     weights: Counter[SourceLocation | None] = Counter()
     for run in runs:
         weights[run.site] += run.end_ns - run.start_ns
-    return [
-        Stretch(
-            "python", runs[0].start_ns, runs[-1].end_ns, weights.most_common(1)[0][0]
-        )
-    ]
+    site = weights.most_common(1)[0][0]
+    return Stretch("python", runs[0].start_ns, runs[-1].end_ns, site)
 
 
 # -------------------------------------------------------------------------------- steps

@@ -509,6 +509,19 @@ def test_a_pause_is_split_at_the_middle_between_samples_of_two_lines():
     ]
 
 
+def test_a_lambda_and_the_function_that_calls_it_at_its_line_are_one_gap():
+    caller = events.SourceLocation("train.py", 7, "step")
+    inner = events.SourceLocation("train.py", 7, "<lambda>"), caller
+    seen = [
+        tracing.Sample(k * 2_000_000, inner if k % 2 else (caller,)) for k in range(5)
+    ]
+
+    pause = tracing.Pause(0, 9_000_000, tuple(seen), ())
+    (run,) = gaps.lines_of(pause, gaps._usual_runs([pause]))
+
+    assert (run.start_ns, run.end_ns, run.site) == (0, 9_000_000, caller)
+
+
 def test_lines_of_a_loop_that_are_seen_for_less_than_a_millisecond_count_together():
     samples = tuple(
         sample(ms, line)
