@@ -9,6 +9,7 @@ import json
 import math
 import zlib
 from collections import Counter
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -265,20 +266,18 @@ class _Row(NamedTuple):
     columns: dict[int, _Column]
 
 
+@dataclass(slots=True)
 class _Column:
-    """Narrow spans that share a place: how many, the first, and how long those of each kind took."""
+    """Narrow spans that share a place: the first, how many, and how long those of each kind took."""
 
-    __slots__ = ("count", "first", "times")
+    first: Span
+    count: int = 0
+    times: Counter[str] = field(default_factory=Counter)
 
-    def __init__(self, first: Span) -> None:
-        self.count, self.first = 0, first
-        self.times: Counter[str] = Counter()
-
-    def add(self, times: dict[str, int], count: int = 1) -> None:
-        """Take in more spans."""
-        self.count += count
-        for kind, ns in times.items():
-            self.times[kind] += ns
+    def add(self, other: _Column) -> None:
+        """Take in the spans of another."""
+        self.count += other.count
+        self.times.update(other.times)
 
 
 def _fold(
@@ -500,7 +499,7 @@ def _shapes(row: _Row, grain: float) -> list[_Shape]:
     columns: dict[int, _Column] = {}
     for number, column in row.columns.items():
         place = int(number * _FINEST / grain)
-        columns.setdefault(place, _Column(column.first)).add(column.times, column.count)
+        columns.setdefault(place, _Column(column.first)).add(column)
     wide = [
         _Shape(x, end - x, kind, span.name, span_title(span))
         for x, end, kind, span in _fold(row.wide, columns, grain)
@@ -546,7 +545,7 @@ def _merged(columns: dict[int, _Column], grain: float) -> list[_Shape]:
         run = [column for _, column in members]
         whole = _Column(columns[run[0]].first)
         for column in run:
-            whole.add(columns[column].times, columns[column].count)
+            whole.add(columns[column])
         times = whole.times.most_common()
         each = ", ".join(f"{plain(k)} {text.duration(ns)}" for k, ns in times[:4])
         title = f"{text.plural(whole.count, 'short span')}: {each}"

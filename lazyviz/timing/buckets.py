@@ -109,9 +109,7 @@ def plan(name: str, sizes: Iterable[Size]) -> Plan:
 
 
 def families(
-    graphs: Iterable[Any],
-    run_ns: Mapping[str, float],
-    executables: Iterable[Any] = (),
+    graphs: Iterable[Any], run_ns: Mapping[str, float], executables: Iterable[Any] = ()
 ) -> list[Plan]:
     """Return a plan for each set of graphs that differ in one size of their inputs alone.
 

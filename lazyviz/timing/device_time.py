@@ -24,9 +24,11 @@ import math
 import re
 import threading
 import time
+import timeit
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lazygraph
@@ -790,20 +792,14 @@ def launches_of_runs(
     return found
 
 
-def _usual_times(
-    runs: Sequence[Run],
-) -> dict[Program | None, dict[str, float]]:
+def _usual_times(runs: Sequence[Run]) -> dict[Program | None, dict[str, float]]:
     """Return how long each instruction takes, by program."""
-    spent: dict[Program | None, dict[str, list[int]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    found: dict[Program | None, dict[str, float]] = defaultdict(dict)
     for run in runs:
+        usual = found[run.program]
         for op, ns in run.spent.items():
-            spent[run.program][op].append(ns)
-    return {
-        program: {op: float(min(times)) for op, times in ops.items()}
-        for program, ops in spent.items()
-    }
+            usual[op] = min(ns, usual.get(op, ns))
+    return found
 
 
 def device_time(
@@ -973,29 +969,20 @@ def _like(
 
 
 def _lines(
-    by_place: _Costs,
-    runs: Counter[tuple[str, int, int | None]],
+    by_place: _Costs, runs: Counter[tuple[str, int, int | None]]
 ) -> list[LineTime]:
-    grouped: dict[tuple[str, int, int | None], list[tuple[Place, Sequence[float]]]]
-    grouped = defaultdict(list)
-    for where, numbers in by_place.items():
-        grouped[where[:3]].append((where, numbers))
     found = []
-    for (file, line, cell), members in grouped.items():
-        parts: Counter[str] = Counter()
+    for at, parts, members in _grouped(by_place, itemgetter(0, 1, 2)):
         ops: Counter[str] = Counter()
         for where, (ns, _, _) in members:
-            parts[where.part] += round(ns)
             ops[where.op] += round(ns)
+        file, line, cell = at
         found.append(
             LineTime(
                 file=file,
                 line=line,
                 cell=cell,
-                device_ns=sum(parts.values()),
-                forward_ns=parts["forward"],
-                backward_ns=parts["backward"],
-                update_ns=parts["update"],
+                **parts,
                 flops=round(sum(numbers[1] for _, numbers in members)),
                 nbytes=round(sum(numbers[2] for _, numbers in members)),
                 runs=runs[file, line, cell],
@@ -1007,20 +994,23 @@ def _lines(
 
 
 def _scopes(by_place: _Costs) -> list[ScopeTime]:
-    grouped: dict[str, Counter[str]] = defaultdict(Counter)
-    for where, (ns, _, _) in by_place.items():
-        grouped[where.scope][where.part] += round(ns)
-    found = [
-        ScopeTime(
-            scope=scope,
-            device_ns=sum(parts.values()),
-            forward_ns=parts["forward"],
-            backward_ns=parts["backward"],
-            update_ns=parts["update"],
-        )
-        for scope, parts in grouped.items()
-    ]
+    grouped = _grouped(by_place, attrgetter("scope"))
+    found = [ScopeTime(scope=scope, **parts) for scope, parts, _ in grouped]
     return sorted(found, key=lambda each: -each.device_ns)
+
+
+def _grouped(
+    by_place: _Costs, key: Callable[[Place], Any]
+) -> Iterator[tuple[Any, dict[str, int], list[tuple[Place, Sequence[float]]]]]:
+    """Yield places with one key: the key, their time as `LineTime` has it, and their costs."""
+    groups: dict[Any, list[tuple[Place, Sequence[float]]]] = defaultdict(list)
+    for where, numbers in by_place.items():
+        groups[key(where)].append((where, numbers))
+    for value, members in groups.items():
+        parts = {f"{part}_ns": 0 for part in ("forward", "backward", "update")}
+        for where, (ns, _, _) in members:
+            parts[f"{where.part}_ns"] += round(ns)
+        yield value, {"device_ns": sum(parts.values()), **parts}, members
 
 
 # ----------------------------------------------------------------------------- roofline
@@ -1057,10 +1047,8 @@ def machine() -> Machine:
     return Machine(2 * side**3 / product_ns, 3 * 4 * numbers / sum_ns)
 
 
-def _shortest_ns(function: Callable[..., Any], *arguments: Any) -> int:
-    took = []
-    for _ in range(_TRIES):
-        start = time.perf_counter_ns()
+def _shortest_ns(function: Callable[..., Any], *arguments: Any) -> float:
+    def run() -> None:
         function(*arguments).block_until_ready()
-        took.append(time.perf_counter_ns() - start)
-    return min(took)
+
+    return min(timeit.repeat(run, number=1, repeat=_TRIES)) * 1e9

@@ -18,17 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lazyviz.doc import (
-    Doc,
-    Drawn,
-    Fold,
-    Line,
-    Note,
-    Part,
-    Points,
-    Sentence,
-    Table,
-)
+from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Table
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
 from lazyviz.render import html, text
@@ -212,7 +202,8 @@ class Profile(Displayed):
 
         unused = {events.GraphCaptured, events.CacheHit}
         unused |= {events.OpRecorded, events.OpTraced, events.CompiledCallTraced}
-        yield self._notes.add, *(set(events.Event.__subclasses__()) - unused)
+        every = set(events.Event.__subclasses__()) - unused
+        yield self._notes.add, *(k for k in every if k.__module__ == events.__name__)
         yield from self._windows.listeners()
 
     @cached_property
@@ -403,11 +394,7 @@ class Profile(Displayed):
             "overlap": self.overlap,
             **{name: [*map(asdict, getattr(self, name))] for name in _KINDS},
             "steps": [
-                {
-                    **asdict(each),
-                    "duty_cycle": each.duty_cycle,
-                    "overlap": each.overlap,
-                }
+                {**asdict(each), "duty_cycle": each.duty_cycle, "overlap": each.overlap}
                 for each in self.steps
             ],
             "spans": [list(each) for each in self.spans],
@@ -683,19 +670,17 @@ class Profile(Displayed):
 
 def _host_spans(found: host.HostTime, start_ns: int, end_ns: int) -> Iterator[Span]:
     """Yield what the thread did; what lies between its stretches is recording."""
-    since = start_ns
+    since, name = start_ns, "trace: recording ops"
     for each in found.stretches:
-        if each.start_ns > since:
-            yield Span(
-                "host", "trace", "trace: recording ops", since, each.start_ns, None
-            )
-        site = str(each.site or "")
+        start, end = each.start_ns, each.end_ns
+        if start > since:
+            yield Span("host", "trace", name, since, start, None)
         yield Span(
-            "host", each.phase, each.phase, each.start_ns, each.end_ns, None, site
+            "host", each.phase, each.phase, start, end, None, str(each.site or "")
         )
-        since = max(since, each.end_ns)
+        since = max(since, end)
     if since < end_ns:
-        yield Span("host", "trace", "trace: recording ops", since, end_ns, None)
+        yield Span("host", "trace", name, since, end_ns, None)
 
 
 def _device_spans(runs: Sequence[device.Run]) -> Iterator[Span]:
@@ -730,35 +715,22 @@ def _memory_spans(runs: Sequence[device.Run]) -> Iterator[Span]:
         lane = f"memory {run.device}" if len(numbers) > 1 else "memory"
         lives = held[run.program]
         taken, (peak_at, _) = lives.live_bytes(), lives.at_peak()
-        if run.is_like:
-            name = f"peak memory {text.size(taken[peak_at])}"
-            level = taken[peak_at] / most
-            yield Span(
-                lane, "memory", name, run.start_ns, run.end_ns, None, level=level
-            )
-            continue
         begins = [run.start_ns] * len(taken)
         for each in lives.tensors:
             name = each.name.partition(" ")[0]
             begins[each.born] = run.starts.get(name, run.start_ns)
         begins = [*itertools.accumulate(begins, max)]
-        ends = [*begins[1:], run.end_ns]
-        for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            if end <= begin and at != peak_at:
-                continue
+        points = [*enumerate(zip(begins, [*begins[1:], run.end_ns], strict=True))]
+        if run.is_like:
+            points = [(peak_at, (run.start_ns, run.end_ns))]
+        for at, (begin, end) in points:
             is_peak = at == peak_at
-            yield Span(
-                lane,
-                "peak" if is_peak else "memory",
-                f"{'peak memory' if is_peak else 'memory'} {text.size(taken[at])}",
-                begin,
-                end,
-                None,
-                "",
-                _at_peak(lives) if is_peak else "",
-                0,
-                taken[at] / most,
-            )
+            if end <= begin and not is_peak:
+                continue
+            kind = "peak" if is_peak and not run.is_like else "memory"
+            name = f"{'peak memory' if is_peak else 'memory'} {text.size(taken[at])}"
+            detail, level = _at_peak(lives) if kind == "peak" else "", taken[at] / most
+            yield Span(lane, kind, name, begin, end, None, "", detail, 0, level)
 
 
 def _at_peak(lives: Lifetimes) -> str:

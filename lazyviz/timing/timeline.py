@@ -11,7 +11,7 @@ from lazyviz.render import html, text
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_tables
 from lazyviz.shell.displayed import Displayed
-from lazyviz.timing import trace_file
+from lazyviz.timing import profile_diff, trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
 
 CELLS = 12
-TWIN = html.TIMELINE_CLASS
 _USAGE = (
     "%lazy timeline shows the last 12 cells, %lazy timeline 40 the last 40, and "
     "%lazy timeline --export FILE.json writes all that is kept, for Perfetto."
@@ -66,12 +65,16 @@ class TimelineShown(Displayed):
     def doc(self, *, is_detailed: bool = False) -> Doc:
         """Return the picture and tables, which a page folds. A detailed picture is to zoom into."""
         tables = timeline_tables(self.view)
-        picture = self.svg(is_detailed=is_detailed)
+        picture = timeline_svg(self.view, is_detailed=is_detailed)
         if not picture:
             return tables
         return Doc(
             [
-                Picture(picture, "timeline: the tables below say the same", TWIN),
+                Picture(
+                    picture,
+                    "timeline: the tables below say the same",
+                    html.TIMELINE_CLASS,
+                ),
                 *(Note(line, page_only=True) for line in self._notes()),
                 Fold(
                     f"{text.plural(len(self.view.cells), 'cell')} as tables",
@@ -80,12 +83,8 @@ class TimelineShown(Displayed):
                 ),
             ],
             css_class="lazyviz-timeline",
-            live=self._widget,
+            live=lambda: profile_diff.widget(self.view),
         )
-
-    def svg(self, *, is_detailed: bool = False) -> str:
-        """Return the picture; empty without cells. A detailed one is for pages that zoom."""
-        return timeline_svg(self.view, is_detailed=is_detailed)
 
     def _notes(self) -> list[str]:
         lines = gaps_text(self.view.gaps).splitlines() if self.view.gaps else []
@@ -96,11 +95,6 @@ class TimelineShown(Displayed):
             lines.append(f"recording by line: {top}")
         return lines
 
-    def _widget(self) -> Any:
-        from lazyviz.widgets import TimelineView
-
-        return TimelineView(svg=self.svg(is_detailed=True), twin=TWIN)
-
     def export(self, path: str | Path) -> Path:
         """Write all that the session keeps, not only these cells, as a trace-event file.
 
@@ -108,11 +102,7 @@ class TimelineShown(Displayed):
             TraceError: The path has a file of another kind, or cannot be written.
         """
         return trace_file.write(
-            path,
-            self._every,
-            self._spans,
-            lines=self.view.lines,
-            dropped=self._dropped,
+            path, self._every, self._spans, lines=self.view.lines, dropped=self._dropped
         )
 
 

@@ -280,21 +280,18 @@ def test_noted_events_are_no_objects_that_garbage_collections_visit():
     assert [each.event for each in notes] == [finished(step) for step in range(1_000)]
 
 
-def test_a_program_s_own_event_is_noted_however_its_class_makes_it():
-    class Odd(events.Event):
-        def __init__(self, epoch, _more):
-            object.__setattr__(self, "epoch", epoch)
-
+def test_old_notes_are_forgotten_whole():
     notes = gaps.Notes()
-    notes.add(finished(1))
-    notes.add(Odd(3, None))
-    notes.add(finished(2))
-    first, odd, last = (each.event for each in notes)
+    for step in range(200):
+        notes.add(finished(step))
+    middle = [*notes][100].now_ns
 
-    assert (first, odd.epoch, last) == (finished(1), 3, finished(2))
-    notes.forget(before_ns=10**18, most=0)
-    assert list(notes) == []
-    assert notes.forgotten_ns > 0
+    notes.forget(middle, most=10**6)
+    assert [each.event.step for each in notes] == [*range(100, 200)]
+    assert notes.forgotten_ns <= middle
+
+    notes.forget(0, most=0)
+    assert [*notes] == []
 
 
 def test_after_a_profile_nothing_listens_any_more():

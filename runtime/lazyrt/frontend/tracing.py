@@ -305,10 +305,10 @@ _switch_s = 0.0
 _missed = record.miss
 
 
-def _pause_ended(start: int, end: int) -> None:
+def _pause_ended(start: int, end: int, *, is_recording: bool = False) -> None:
     if end - start >= MIN_PAUSE_NS:
         for watch in tuple(_pause_watches):
-            watch.ended(start, end)
+            watch.ended(start, end, is_recording=is_recording)
 
 
 def _timed_miss(*args: Any, **named: Any) -> Any:
@@ -319,9 +319,7 @@ def _timed_miss(*args: Any, **named: Any) -> Any:
         return _missed(*args, **named)
     finally:
         end = events.op_clock[0] = time.perf_counter_ns()
-        if end - start >= MIN_PAUSE_NS:
-            for watch in tuple(_pause_watches):
-                watch.ended(start, end, is_recording=True)
+        _pause_ended(start, end, is_recording=True)
 
 
 def _watch(watch: PauseWatch) -> None:
