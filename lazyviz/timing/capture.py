@@ -35,8 +35,8 @@ RING_S = 30.0
 _MAX_WINDOWS = 64  # of a ring: each is of a few runs, which stand for those around them
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
-_MAX_VALUES = (
-    2_000_000  # of a ring's events: some twenty seconds of a loop of very short steps
+_MAX_BATCHES = (
+    3_000  # of a ring's events: some twenty seconds of a loop of very short steps
 )
 _MAX_PAUSES = 20_000
 _USAGE = (
@@ -190,19 +190,15 @@ class Ring(Profile):
 
     def _forget_old(self, _event: Event) -> None:
         since = time.perf_counter_ns() - int(self.seconds * 1e9)
-        self._notes.forget(since, _MAX_VALUES)
+        self._notes.forget(since, _MAX_BATCHES)
         while self._pauses and self._pauses[0].end_ns < since:
             self._pauses.popleft()
         del self._windows.windows[:-_MAX_WINDOWS]
 
 
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
+def apart() -> contextlib.AbstractContextManager[None]:
     """Let another profile have the trace of the device meanwhile."""
-    with contextlib.ExitStack() as stack:
-        for ring in _rings:
-            stack.enter_context(ring.without_trace())
-        yield
+    return _rings[0].without_trace() if _rings else contextlib.nullcontext()
 
 
 _rings: list[Ring] = []

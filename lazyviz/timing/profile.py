@@ -12,7 +12,7 @@ import linecache
 import socket
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -530,21 +530,16 @@ class Profile(Displayed):
 
     def _heat_map(self) -> Part | None:
         """Return the source with the device's time and the program's waits on each line."""
-        waits: dict[tuple[str, int], int] = defaultdict(int)
+        waits: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        worked: defaultdict[str, Counter[int]] = defaultdict(Counter)
         for gap in self.gaps:
-            waits[gap.file, gap.line] += gap.duration_ns
-        worked: dict[tuple[str, int], int] = defaultdict(int)
+            waits[gap.file][gap.line] += gap.duration_ns
         for line in self.lines:
-            worked[line.file, line.line] += line.device_ns
-        files = dict.fromkeys(file for file, _ in (*worked, *waits) if file)
+            worked[line.file][line.line] += line.device_ns
         parts = [
-            html.source_map(
-                file,
-                linecache.getlines(file),
-                {n: ns for (name, n), ns in worked.items() if name == file},
-                {n: ns for (name, n), ns in waits.items() if name == file},
-            )
-            for file in files
+            html.source_map(file, linecache.getlines(file), worked[file], waits[file])
+            for file in dict.fromkeys([*worked, *waits])
+            if file
         ]
         found = [part for part in parts if part]
         if not found:

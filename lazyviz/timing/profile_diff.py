@@ -91,10 +91,7 @@ class ProfileDiff(Displayed):
     def __init__(self, before: Profiled, after: Profiled) -> None:
         self._before, self._after = before, after
         self.pairs = tuple(_aligned(before.steps, after.steps))
-        changes = [
-            *_changes("waits", before, after),
-            *_changes("device", before, after),
-        ]
+        changes = _changes(before, after)
         self.changes = tuple(sorted(changes, key=lambda each: -abs(each.change_ns)))
 
     @property
@@ -306,25 +303,22 @@ def _key(step: StepTime) -> tuple[str, int | None]:
     return step.name, step.step_num
 
 
-def _changes(what: str, before: Profiled, after: Profiled) -> Iterable[Change]:
-    was, now = _for_each_step(what, before), _for_each_step(what, after)
-    for at in {**was, **now}:
-        yield Change(
-            what=what, at=at, before_ns=was.get(at, 0), after_ns=now.get(at, 0)
-        )
+def _changes(before: Profiled, after: Profiled) -> Iterable[Change]:
+    """Yield how long each line waited for each step, and what it cost the device."""
+    for what in ("waits", "device"):
+        was, now = _for_each_step(what, before), _for_each_step(what, after)
+        for at in was | now:
+            yield Change(what=what, at=at, before_ns=was[at], after_ns=now[at])
 
 
-def _for_each_step(what: str, profile: Profiled) -> dict[str, float]:
-    """Return how long each line waited for each step, or what it cost the device."""
+def _for_each_step(what: str, profile: Profiled) -> Counter[str]:
     total: Counter[str] = Counter()
-    if what == "waits":
-        for gap in profile.gaps:
-            total[gap.at] += gap.duration_ns
-    else:
-        for line in profile.lines:
-            total[line.at] += line.device_ns
+    gaps = [(each.at, each.duration_ns) for each in profile.gaps]
+    lines = [(each.at, each.device_ns) for each in profile.lines]
+    for at, ns in gaps if what == "waits" else lines:
+        total[at] += ns
     steps = max(len(profile.steps), 1)
-    return {at: ns / steps for at, ns in total.items()}
+    return Counter({at: ns // steps for at, ns in total.items()})
 
 
 def _percent(before: float, after: float) -> str:
