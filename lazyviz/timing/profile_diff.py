@@ -83,6 +83,10 @@ class Change:
 class ProfileDiff(Displayed):
     """The differences between two profiles of a loop.
 
+    Attributes:
+        before_ns, after_ns: What a step took on average, without those that compiled, and what it
+            takes now; 0 without a step in both.
+
     Args:
         before: The earlier one.
         after: The later one.
@@ -93,21 +97,13 @@ class ProfileDiff(Displayed):
         self.pairs = tuple(_aligned(before.steps, after.steps))
         changes = _changes(before, after)
         self.changes = tuple(sorted(changes, key=lambda each: -abs(each.change_ns)))
-
-    @property
-    def before_ns(self) -> float:
-        """What a step took on average, without those that compiled; 0 without a step in both."""
-        return self._mean_ns(0)
-
-    @property
-    def after_ns(self) -> float:
-        """What a step takes so."""
-        return self._mean_ns(1)
-
-    def _mean_ns(self, side: int) -> float:
         ran = [p for p in self.pairs if not (p.before.compiled or p.after.compiled)]
-        took = [pair[side].duration_ns for pair in ran or self.pairs]
-        return statistics.fmean(took or [0])
+        self.before_ns, self.after_ns = (
+            statistics.fmean(
+                [pair[side].duration_ns for pair in ran or self.pairs] or [0]
+            )
+            for side in (0, 1)
+        )
 
     @property
     def sentence(self) -> str:

@@ -101,13 +101,9 @@ def _check_target(target: Path) -> None:
 
 def _head(target: Path) -> bytes:
     """Return how a file begins, unpacked; empty if it cannot be read."""
-    with contextlib.suppress(*_UNREADABLE):
-        with target.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-        if not head.startswith(_GZIP):
-            return head
-        with gzip.open(target) as unpacked:
-            return unpacked.read(_HEAD_BYTES)
+    opened = gzip.open if target.suffix == ".gz" else open
+    with contextlib.suppress(*_UNREADABLE), opened(target, "rb") as file:
+        return file.read(_HEAD_BYTES)
     return b""
 
 

@@ -32,7 +32,7 @@ from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from lazyrt.observe.events import SourceLocation
 
@@ -60,27 +60,18 @@ class _Timed:
     __enter__ = acquire
 
     def release(self) -> None:
+        self._leave(self._inner.release)
+
+    def __exit__(self, *error: object) -> None:
+        self._leave(self._inner.__exit__, *error)
+
+    def _leave(self, leave: Callable[..., None], *error: object) -> None:
         self._depth -= 1
-        outermost, since = self._depth == 0, self._since
-        self._inner.release()
-        _report(outermost, since)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._depth -= 1
-        outermost, since = self._depth == 0, self._since
-        self._inner.__exit__(kind, error, traceback)
-        _report(outermost, since)
-
-
-def _report(outermost: bool, since: int) -> None:  # noqa: FBT001
-    if outermost:
-        spent = time.perf_counter_ns() - since
-        events.emit(events.OpTraced(duration_ns=spent))
+        is_outermost, since = self._depth == 0, self._since
+        leave(*error)
+        if is_outermost:
+            spent = time.perf_counter_ns() - since
+            events.emit(events.OpTraced(duration_ns=spent))
 
 
 _untimed = RecordedCall.__call__
