@@ -141,7 +141,7 @@ def pre(listing: str) -> str:
 
 def wrapped(words: str) -> str:
     """Return text with its own line ends; longer lines end between words, backticks are code."""
-    style = f"{FONT};margin:4px 0;white-space:pre-wrap;overflow-wrap:break-word"
+    style = f"{FONT};margin:4px 0;white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
     return f'<div style="{style}">{prose(words)}</div>'
 
 

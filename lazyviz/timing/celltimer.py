@@ -68,18 +68,14 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
     start = time.perf_counter_ns()
     tally = Tally(ledger=Ledger(start))
 
-    def listen(event: events.Event) -> None:
+    def add(told: events.Event | Quiet) -> None:
         with lock:
-            tally.add(event)
-        if isinstance(event, events.BarrierFinished):
+            tally.add(told)
+        if isinstance(told, events.BarrierFinished):
             pulse.ask()
 
-    def quiet(stretch: Quiet) -> None:
-        with lock:
-            tally.add(stretch)
-
-    pulse = Pulse(quiet)
-    with runtime.subscribe(listen):
+    pulse = Pulse(add)
+    with runtime.subscribe(add):
         pulse.begin()
         try:
             body()

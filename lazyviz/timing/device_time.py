@@ -643,7 +643,8 @@ class TraceWindows:
         from lazyrt.observe import events
 
         with self._lock, self._counted():
-            if self._open is not None or self.fault or self._rests or self._is_ending:
+            is_ending = self._ending is not None and not self._ending.done()
+            if self._open is not None or self.fault or self._rests or is_ending:
                 return
             launched = [*self._launched]
             in_flight = launched[max(len(launched) - lazyrt.in_flight(), 0) :]
@@ -699,10 +700,6 @@ class TraceWindows:
         start = time.thread_time_ns()
         yield
         self._spent_ns += time.thread_time_ns() - start
-
-    @property
-    def _is_ending(self) -> bool:
-        return self._ending is not None and not self._ending.done()
 
     def _captured(self, event: events.GraphCaptured) -> None:
         """Begin or end a window before a graph is handed to the device."""

@@ -39,7 +39,6 @@ from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from types import TracebackType
 
     from lazyrt.observe.events import ExecuteStarted
     from lazyrt.tools import Node, Pause
@@ -188,20 +187,15 @@ class Profile(Displayed):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop(wait=error is None)
+    def __exit__(self, *error: object) -> None:
+        self.stop(wait=error[0] is None)
 
     def _listeners(self) -> Iterator[tuple[Any, ...]]:
         """Yield what listens, and to which kinds of events; in the order in which it is told."""
         from lazyrt.observe import events
 
-        unused = {events.GraphCaptured, events.CacheHit}
-        unused |= {events.OpRecorded, events.OpTraced, events.CompiledCallTraced}
+        unused = {events.GraphCaptured, events.CacheHit, events.OpRecorded}
+        unused |= {events.OpTraced, events.CompiledCallTraced}
         every = set(events.Event.__subclasses__()) - unused
         yield self._notes.add, *(k for k in every if k.__module__ == events.__name__)
         yield from self._windows.listeners()
@@ -229,8 +223,8 @@ class Profile(Displayed):
         if self._windows.fault:
             found = device.untraced_time(noted)
         else:
-            kinds = ((event, type(event).__name__) for event, _, _ in noted)
-            launches = [event for event, kind in kinds if kind == "ExecuteStarted"]
+            every = (event for event, _, _ in noted)
+            launches = [e for e in every if type(e).__name__ == "ExecuteStarted"]
             programs, ends = _programs(launches), device.ends_of(noted)
             found = device.device_time(
                 self._windows.windows, launches, programs, ends, self.end_ns
@@ -476,9 +470,7 @@ class Profile(Displayed):
                 for each in self.devices
             ]
             parts.append(Table(["device", "runs", "time", "ends later by"], rows))
-        source = self._heat_map()
-        if source is not None:
-            parts.append(source)
+        parts += self._heat_map()
         longest = max(self.gaps, key=lambda gap: gap.duration_ns, default=None)
         if longest is not None:
             parts.append(Sentence(f"The longest: {longest.sentence}"))
@@ -528,8 +520,8 @@ class Profile(Displayed):
         )
         return Doc([Line(said), Table(header, rows)])
 
-    def _heat_map(self) -> Part | None:
-        """Return the source with the device's time and the program's waits on each line."""
+    def _heat_map(self) -> Iterator[Part]:
+        """Yield the source with the device's time and the program's waits on each line."""
         waits: defaultdict[str, Counter[int]] = defaultdict(Counter)
         worked: defaultdict[str, Counter[int]] = defaultdict(Counter)
         for gap in self.gaps:
@@ -541,13 +533,9 @@ class Profile(Displayed):
             for file in dict.fromkeys([*worked, *waits])
             if file
         ]
-        found = [part for part in parts if part]
-        if not found:
-            return None
-        drawn = Drawn("", lambda: "".join(found))
-        return Fold(
-            "the source: where the device worked, where the program waited", [drawn]
-        )
+        if drawn := "".join(parts):
+            said = "the source: where the device worked, where the program waited"
+            yield Fold(said, [Drawn("", lambda: drawn)])
 
     def _summary(self) -> str:
         shares = ", ".join(
