@@ -362,7 +362,7 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
     import lazyrt
     from benchmarks import devices, jax_steps
     from benchmarks.dynamo_models import MODELS, batch_of
-    from benchmarks.dynamo_run import guards_ms, make_step, waiting_ms
+    from benchmarks.dynamo_run import ReadyGraphs, guards_ms, make_step, waiting_ms
 
     ways = {
         f"lazyrt, {name}": step for name, step in _ways(_PHASED, training=True).items()
@@ -385,15 +385,23 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
         training.run(_WARM_UP)
         jitted = jax_steps.same_graph(training)
         jax_steps.time_waiting(jitted, _WARM_UP)
-        compiled, of_jax = [], []
+        ready = ReadyGraphs()
+        own = _step(_OWN, ready.backend, bert.LAYERS)
+        _turn(own, _WARM_UP)
+        compiled, of_jax, of_torch = [], [], []
         for _ in range(4):  # in turn, since other programs run, too
             compiled += bert.time_waiting(training, steps)["step"]
             of_jax += jax_steps.time_waiting(jitted, steps)["step"]
+            for _ in range(steps):
+                ready.prepare()
+                compiled += bert.time_waiting(training, 1)["step"]
+                of_torch += [recorded for recorded, _ in _turn(own, 1)]
         guards = guards_ms(training.step, steps)
     rows += [
         [f"{told}: lazyrt, lazy", min(lazy)],
         [f"{told}: lazyrt, step compiled", min(compiled)],
-        [f"{told}: of it TorchDynamo's look-up and guards", guards],
+        [f"{told}: of it torch's own part", min(of_torch)],
+        [f"{told}: of that TorchDynamo's look-up and guards", guards],
         [f"{told}: jax.jit of its graph, donated", min(of_jax)],
         [f"{told}: torch_xla lazy, {recorded.ORIGIN}", recorded.TORCH_XLA_ADAMW.step_ms],
         [f"{told}: torch_xla compiled, 4 executions", recorded.TORCH_XLA_COMPILED.step_ms],
@@ -408,12 +416,12 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
 # ----------------------------------------------------------------- steps of the host's table
 
 
-def _step(way: str, backend: Any = "lazyrt") -> Callable[[], Any]:
+def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[], Any]:
     """Return a training step: zero_grad, forward, backward, update."""
     import torch
 
     device = "cpu" if way in {_EAGER, _OWN} else "lazyrt"
-    model = bert.make_model(LAYERS).to(device)
+    model = bert.make_model(layers).to(device)
     model.tie_weights()
     batch = {name: tensor.to(device) for name, tensor in bert.make_batch().items()}
     foreach = None if way == _EAGER else True  # as on the device by itself

@@ -35,6 +35,7 @@ from lazyrt.frontend import provenance, scalars
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.frontend.torch_compat import (
+    DEVICE_TYPE,
     CompileFigures,
     OperatorBase,
     OpOverload,
@@ -50,6 +51,7 @@ from lazyrt.frontend.torch_compat import (
     patch_fake_fallback,
     patch_openxla,
     skip_packages_in_dynamo,
+    when_loaded,
 )
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ def install() -> None:
     on_dynamo_compile(_note_compile)
     patch_default_compiler(dynamo_backend)
     patch_fake_fallback()
+    when_loaded("transformers.integrations.moe", _register_products)
     patch_openxla(dynamo_backend)
     if dynamo_is_loaded():
         for name in NAMES:
@@ -268,7 +271,6 @@ def _compile_graph(
 
 def _record(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return what calls a graph of ATen ops, and whose ops have the user's lines."""
-    _group_products(graph)
     _stack_numbers(graph)
     parts = _split(graph)
     if parts is not None and (parts[0] or any(map(_is_on_host, _inputs_of(parts[1])))):
@@ -470,7 +472,7 @@ def _only_records(node: torch.fx.Node) -> bool:
     if isinstance(node.target, OperatorBase):
         return False  # one of a higher order: what it calls may do anything
     regroups = node.target in {operator.getitem, _in_a_vector}
-    return regroups or not _tensors(node.meta.get("val"))
+    return regroups or not _are_lazy(node)
 
 
 def _is_write(node: torch.fx.Node) -> bool:
@@ -483,76 +485,48 @@ def _is_write(node: torch.fx.Node) -> bool:
 
 def _is_on_host(node: torch.fx.Node) -> bool:
     """Return whether a node gives tensors, none of them on the device."""
-    tensors = _tensors(_value_of(node))
-    return bool(tensors) and not any(map(is_lazy, tensors))
+    return _are_lazy(node) == {False}
 
 
 def _is_on_device(node: torch.fx.Node) -> bool:
     """Return whether a node gives tensors of the device."""
-    return any(map(is_lazy, _tensors(_value_of(node))))
+    return True in _are_lazy(node)
 
 
-def _value_of(node: torch.fx.Node) -> Any:
-    """Return what stands for a node's value: stand-ins of tensors."""
-    return _attribute(node) if node.op == "get_attr" else node.meta.get("val")
+def _are_lazy(node: torch.fx.Node) -> set[bool]:
+    value = _attribute(node) if node.op == "get_attr" else node.meta.get("val")
+    parts = tree_leaves(value)
+    return {is_lazy(part) for part in parts if isinstance(part, torch.Tensor)}
 
 
 def _attribute(node: torch.fx.Node) -> Any:
     return operator.attrgetter(str(node.target))(node.graph.owning_module)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [part for part in tree_leaves(value) if isinstance(part, torch.Tensor)]
-
-
 # -------------------------------------------------------------------- products in groups
 
 
-def _group_products(graph: torch.fx.GraphModule) -> None:
+def _register_products(_transformers: object) -> None:
     """Let the ops with which transformers stands in for torch's grouped product be that product.
 
-    It takes them in compiled code alone, for backends without the product of this dtype. They
-    read where the groups end, which runs a part of the step; the product does not.
+    It takes them in compiled code alone, for backends without the product of this dtype. Its own
+    kernels read where the groups end, which runs a part of the step; the product does not.
     """
-    nodes = graph.graph
-    found = [node for node in nodes.nodes if str(node.target) in _STAND_INS]
-    for node in found:
-        rows, weights, ends, *grads = node.args
-        whole = node.meta["val"]
-        with nodes.inserting_before(node):
-            if not grads:
-                made = _product(node, rows, weights, ends, whole)
-                node.replace_all_uses_with(made)
-                continue
-            turned = [
-                nodes.call_function(aten.transpose.int, (factor, -2, -1))
-                for factor in (weights, rows)
-            ]
-            for view, factor in zip(turned, (weights, rows), strict=True):
-                view.meta = {**node.meta, "val": factor.meta["val"].mT}
-            parts = (
-                _product(node, grads[0], turned[0], ends, whole[0]),
-                _product(node, turned[1], grads[0], ends, whole[1]),
-            )
-        for part in list(node.users):  # operator.getitem
-            part.replace_all_uses_with(parts[part.args[1]])
-    if found:
-        nodes.eliminate_dead_code()
-        graph.recompile()
+    if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        return  # another version
+    product = aten._grouped_mm.default
 
+    def gradients(
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        ends: torch.Tensor,
+        grad: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return product(grad, weights.mT, ends), product(rows.mT, grad, ends)
 
-_STAND_INS = frozenset(
-    f"transformers.grouped_mm_fallback{kind}.default" for kind in ("", "_backward")
-)
-
-
-def _product(
-    of: torch.fx.Node, a: Any, b: Any, ends: Any, value: torch.Tensor
-) -> torch.fx.Node:
-    """Add a grouped product before the op that it stands for, with its lines."""
-    made = of.graph.call_function(aten._grouped_mm.default, (a, b, ends))
-    made.meta = {**of.meta, "val": value}
-    return made
+    name = "transformers::grouped_mm_fallback"
+    torch.library.register_kernel(name, DEVICE_TYPE, product)
+    torch.library.register_kernel(f"{name}_backward", DEVICE_TYPE, gradients)
 
 
 # ------------------------------------------------------------------ numbers of the CPU

@@ -163,7 +163,7 @@ def skip_packages_in_dynamo(names: Sequence[str]) -> None:
         for name in names:
             trace_rules.add(name)
 
-    _when_loaded("torch._dynamo.trace_rules", skip)
+    when_loaded("torch._dynamo.trace_rules", skip)
 
 
 def never_trace_beneath(is_ours: Callable[[str], bool]) -> None:
@@ -186,7 +186,7 @@ def never_trace_beneath(is_ours: Callable[[str], bool]) -> None:
 
         module.CatchErrorsWrapper.__call__ = convert
 
-    _when_loaded("torch._dynamo.convert_frame", patch)
+    when_loaded("torch._dynamo.convert_frame", patch)
 
 
 def patch_fake_fallback() -> None:
@@ -215,7 +215,7 @@ def _blank_on_cpu(like: Any) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=like.dtype, device="cpu").zero_()
 
 
-def _when_loaded(name: str, function: Callable[[types.ModuleType], None]) -> None:
+def when_loaded(name: str, function: Callable[[types.ModuleType], None]) -> None:
     """Call `function` with a module: at once if it is loaded, else as soon as anything loads it."""
     if name in sys.modules:
         function(sys.modules[name])
@@ -323,7 +323,7 @@ def on_dynamo_compile(listener: Callable[[CompileFigures], None]) -> None:
 
         vars(utils)["log_compilation_event"] = log
 
-    _when_loaded("torch._dynamo.utils", patch)
+    when_loaded("torch._dynamo.utils", patch)
 
 
 def graph_breaks() -> list[BreakReason]:
@@ -383,7 +383,7 @@ def patch_openxla(backend: Callable[..., Any]) -> None:
         patched._tags = compilers["openxla"]._tags  # type: ignore[attr-defined]
         compilers["openxla"] = patched
 
-    _when_loaded("torch._dynamo.backends.torchxla", patch)
+    when_loaded("torch._dynamo.backends.torchxla", patch)
 
 
 def _choosing(
