@@ -139,7 +139,8 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
         )
         is_wiring = claim.rewired and (is_wired or claim.row.kind == "code_path")
         if claim.weight or is_result or is_wiring or claim.row.is_shown:
-            key = (claim.row.kind, claim.row.says, claim.row.group(claim.fact))
+            row = claim.row  # rows that say the same find its names in different facts
+            key = (row.kind, row.says, row.more, row.group(claim.fact))
             groups.setdefault(key, []).append(claim)
     found = [
         _cause(c, sorted(group, key=lambda m: -m.weight))

@@ -42,7 +42,6 @@ from lazyrt.frontend.torch_compat import (
     aot_backend,
     aten,
     below_autograd,
-    dynamo_is_loaded,
     is_lazy,
     name_backend,
     never_trace_beneath,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
 
 NAMES = ("lazyrt", "lazyviz")
 STAGES = ("one", "three", "five")
-_PHASES = {"forward": "forward", "inference": "forward", "backward": "backward"}
 
 # After a graph break TorchDynamo goes on with every function that is called. Ours and jax's
 # are no part of the program: tracing and rewriting them breaks them.
@@ -91,10 +89,9 @@ def dynamo_backend(
 
 
 def install() -> None:
-    """Give the backend its names where TorchDynamo is loaded already, and the lazy graphs.
+    """Give the backend its names and the lazy graphs, once TorchDynamo is loaded.
 
     Functions of ours are left out of what it traces, whatever its backend.
-    Elsewhere TorchDynamo finds the names as entry points, when it is loaded.
     """
     follow("dynamo_bridge", _follow)
     _follow(config.dynamo_bridge)
@@ -106,9 +103,8 @@ def install() -> None:
     patch_fake_fallback()
     when_loaded("transformers.integrations.moe", _register_products)
     patch_openxla(dynamo_backend)
-    if dynamo_is_loaded():
-        for name in NAMES:
-            name_backend(name, dynamo_backend)
+    for name in NAMES:
+        name_backend(name, dynamo_backend)
 
 
 def _calls_no_program(file: str) -> bool:
@@ -199,11 +195,7 @@ class _Bridge:
     def __init__(self, *, syncs: bool) -> None:
         self._syncs = syncs
         self._follows_backward = False
-        self._hook = on_barrier(self._end_step)
-
-    def close(self) -> None:
-        """Run no more barriers."""
-        self._hook.close()
+        self.hook = on_barrier(self._end_step)
 
     def run(self, role: str, call: Callable[[list[Any]], Any], args: list[Any]) -> Any:
         """Call a graph, and run what it recorded.
@@ -217,8 +209,9 @@ class _Bridge:
             self._sync(role, args)
         results = call(args)
         self._follows_backward = False
-        barrier(f"dynamo {_PHASES[role]}", user_site())
-        self._follows_backward = role == "backward"
+        is_backward = role == "backward"
+        barrier(f"dynamo {'backward' if is_backward else 'forward'}", user_site())
+        self._follows_backward = is_backward
         return results
 
     def _sync(self, role: str, args: list[Any]) -> None:
@@ -245,7 +238,7 @@ def _follow(stage: str) -> None:
     """Bring the bridge up to date with its setting."""
     global _bridge
     if _bridge is not None:
-        _bridge.close()
+        _bridge.hook.close()
     _bridge = None if stage == "one" else _Bridge(syncs=stage == "five")
 
 
@@ -582,16 +575,20 @@ def _func_for_vectors(node: torch.fx.Node) -> OpOverload | None:
 
 def _are_numbers(parts: Any) -> bool:
     """Return whether a list, of nodes or of what they give, is of numbers of the CPU alike."""
-    if not isinstance(parts, (list, tuple)) or not parts:
+    if not isinstance(parts, (list, tuple)):
         return False
     values = [
         part.meta.get("val") if isinstance(part, torch.fx.Node) else part
         for part in parts
     ]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    kinds = {(tensor.device.type, tensor.dtype, tensor.dim()) for tensor in tensors}
-    are_alike = len(tensors) == len(values) and len(kinds) == 1
-    return are_alike and next(iter(kinds))[::2] == ("cpu", 0)
+    kinds = {
+        (value.dim(), value.device.type, value.dtype)
+        if isinstance(value, torch.Tensor)
+        else None
+        for value in values
+    }
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return kind is not None and kind[:2] == (0, "cpu")
 
 
 def _vector(

@@ -144,11 +144,6 @@ def _is_view_op(node: torch.fx.Node) -> bool:
     )
 
 
-def dynamo_is_loaded() -> bool:
-    """Return whether TorchDynamo's table of backends is there; loading it takes seconds."""
-    return "torch._dynamo.backends.registry" in sys.modules
-
-
 def never_trace(code: types.CodeType) -> None:
     """Have TorchDynamo run a function, and all that it calls, as they are."""
     frames = torch._C._dynamo.eval_frame
@@ -353,10 +348,12 @@ def freeing_importers() -> Iterator[None]:
 
 def name_backend(name: str, backend: Callable[..., Any]) -> None:
     """Give a backend of TorchDynamo a name, unless the name is taken."""
-    from torch._dynamo.backends import registry
 
-    if name not in registry._BACKENDS:
-        registry.register_backend(backend, name)
+    def register(registry: Any) -> None:
+        if name not in registry._BACKENDS:
+            registry.register_backend(backend, name)
+
+    when_loaded("torch._dynamo.backends.registry", register)
 
 
 def patch_default_compiler(backend: Callable[..., Any]) -> None:
