@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
     from lazyrt.observe.events import BarrierStarted
 
+    _Nodes = Sequence[torch.fx.Node]
+
 NAMES = ("lazyrt", "lazyviz")
 STAGES = ("one", "three", "five")
 
@@ -277,9 +279,9 @@ def _record(graph: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 def _recorded(
     code: Callable[..., Sequence[Any]],
-    inputs: Sequence[torch.fx.Node],
-    nodes: Sequence[torch.fx.Node],
-    numbers: Sequence[torch.fx.Node] = (),
+    inputs: _Nodes,
+    nodes: _Nodes,
+    numbers: _Nodes = (),
 ) -> RecordedCall:
     """Return what looks up calls of the code of some nodes."""
     places = {node: k for k, node in enumerate(inputs)}
@@ -297,10 +299,7 @@ class _Mixed:
     """
 
     def __init__(
-        self,
-        graph: torch.fx.GraphModule,
-        host: Sequence[torch.fx.Node],
-        device: Sequence[torch.fx.Node],
+        self, graph: torch.fx.GraphModule, host: _Nodes, device: _Nodes
     ) -> None:
         args = graph.graph.find_nodes(op="placeholder")
         results = graph.graph.find_nodes(op="output")[0].args[0]
@@ -372,10 +371,7 @@ def _element(number: torch.fx.Node) -> tuple[torch.fx.Node, int]:
 
 
 def _part(
-    graph: torch.fx.GraphModule,
-    inputs: Sequence[torch.fx.Node],
-    nodes: Sequence[torch.fx.Node],
-    results: Sequence[torch.fx.Node],
+    graph: torch.fx.GraphModule, inputs: _Nodes, nodes: _Nodes, results: _Nodes
 ) -> Callable[..., Sequence[Any]]:
     """Return the code of some nodes of a graph."""
     made = torch.fx.Graph()
@@ -392,14 +388,14 @@ def _part(
     return code
 
 
-def _inputs_of(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+def _inputs_of(nodes: _Nodes) -> list[torch.fx.Node]:
     """Return what some nodes read of others, by first use."""
     inside = set(nodes)
     read = (each for node in nodes for each in node.all_input_nodes)
     return [node for node in dict.fromkeys(read) if node not in inside]
 
 
-def _needed(nodes: Sequence[torch.fx.Node], read: Iterable[Any]) -> list[torch.fx.Node]:
+def _needed(nodes: _Nodes, read: Iterable[Any]) -> list[torch.fx.Node]:
     """Return those of some nodes that something reads."""
     wanted = {node for node in read if isinstance(node, torch.fx.Node)}
     return [node for node in nodes if node in wanted]
@@ -592,9 +588,7 @@ def _are_numbers(parts: Any) -> bool:
 
 
 def _vector(
-    graph: torch.fx.Graph,
-    elements: Sequence[torch.fx.Node],
-    made: dict[torch.fx.Node, torch.fx.Node],
+    graph: torch.fx.Graph, elements: _Nodes, made: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
     """Return a vector of some elements, which may be one that is there already."""
     first = elements[0]
