@@ -292,7 +292,7 @@ def _overheads(steps: int) -> list[Table]:
 def _line(fit: Any, of: str) -> str:
     """Return a fit as text, each figure with twice its standard error."""
     return (
-        f"{fit.intercept:.3f} ± {2 * fit.intercept_error:.3f} ms "
+        f"fit: {fit.intercept:.3f} ± {2 * fit.intercept_error:.3f} ms "
         f"+ ({fit.slope:.3f} ± {2 * fit.slope_error:.3f}) x {of}"
     )
 
@@ -365,7 +365,8 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
     from benchmarks.dynamo_run import ReadyGraphs, guards_ms, make_step, waiting_ms
 
     ways = {
-        f"lazyrt, {name}": step for name, step in _ways(_PHASED, training=True).items()
+        f"lazyrt, {'lazy' if name == 'lazy' else 'model compiled'}": step
+        for name, step in _ways(_PHASED, training=True).items()
     }
     backends = [None, "inductor"] if shutil.which("g++") else [None]
     for backend in backends:
@@ -403,6 +404,10 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
         [f"{told}: of it torch's own part", min(of_torch)],
         [f"{told}: of that TorchDynamo's look-up and guards", guards],
         [f"{told}: jax.jit of its graph, donated", min(of_jax)],
+        [
+            f"{told}: step compiled, of jax.jit and torch's own part",
+            f"{min(compiled) / (min(of_jax) + min(of_torch)):.2f}x",
+        ],
         [f"{told}: torch_xla lazy, {recorded.ORIGIN}", recorded.TORCH_XLA_ADAMW.step_ms],
         [f"{told}: torch_xla compiled, 4 executions", recorded.TORCH_XLA_COMPILED.step_ms],
     ]  # fmt: skip
