@@ -123,41 +123,6 @@ def line(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
-def region(c: Comparison, fact: Fact) -> Closure:
-    """What hangs together with the rows on the lines that made or read them."""
-    found = downstream(c, fact)
-    lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
-    for side, row, into, _ in found.parts(c, fact):
-        seeds = {k for k in row.vertices if k in side.unmatched}
-        queue = [*row.vertices]
-        for k in queue:
-            near = [o for o, _ in side[k].operands] + side.users[k]
-            for other in near:
-                if other in seeds or other not in side.unmatched:
-                    continue
-                if side[other].is_leaf or position(side[other].site) in lines:
-                    seeds.add(other)
-                    queue.append(other)
-        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
-    return found
-
-
-def call(c: Comparison, fact: Fact) -> Closure:
-    """What a module records, the line that calls it, and what reads nothing else."""
-    found = line(c, fact)
-    for side, row, into, _ in found.parts(c, fact):
-        into.update(dict.fromkeys({*row.vertices} & side.free, 0))
-        lines = {(position(row.site), row.more.get("scope", "").rpartition(".")[0])}
-        near = (k for k in side.unmatched if _line_of(side[k]) in lines)
-        into.update({k: 2 for k in near if into and not side[k].is_leaf})
-        for k in range(len(side.vertices)) if into else ():
-            if k not in into and k in side.unmatched:
-                read = [o for o, _ in side[k].operands if not side[o].is_leaf]
-                if read and all(o in into for o in read):
-                    into[k] = 1
-    return found
-
-
 def reading(c: Comparison, fact: Fact) -> Closure:
     """What reads the rows, and what reads or feeds nothing else."""
     found = Closure()
@@ -449,7 +414,6 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
         "an_input": "inputs" if many else "an input",
         "graph_before": c.a.record.name,
         "holder": row.more.get("holder", ""),
-        "how": row.more.get("how", ""),
         "op": row.more.get("op", ""),
         "origin_step": origin.step if origin is not None else "",
         "variable": row.name,

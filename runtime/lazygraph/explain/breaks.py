@@ -84,17 +84,12 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         if _are_apart(part, whole):
             continue
         is_sure = (
-            moved
-            and is_break(part.record.key.ended_by)
-            and _share_lines(part, whole)
-            and not _is_evaluation(part, whole)
+            moved and is_break(part.record.key.ended_by) and _share_lines(part, whole)
         )
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
-        if is_sure or (
-            behind and (moved or _continues(whole, behind, c.readers, part))
-        ):
+        if is_sure or (behind and moved):
             cause = (
                 old.ended_by
                 if what == "later" and is_break(old.ended_by)
@@ -113,35 +108,15 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         previous = c.step if part is c.b else c.makers
         if not is_break(begins):
             previous = [each for each in previous if each is not whole.record]
-        is_rest = is_break(begins) or (part is c.b and _broke_off(previous, whole))
-        is_sure = moved and is_rest and bool(_reads_of(part, previous))
+        is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
-        if is_sure or (front and (moved or _continues(whole, front, c.makers, part))):
+        if is_sure or (front and moved):
             own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
             both = front, own
             closure = Closure(*(both if whole is c.a else both[::-1]))
             yield _fact(f"begins {what}", old.began_after, new.began_after,
                         new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
             break
-
-
-def _broke_off(previous: list[Record], whole: Side) -> bool:
-    """Return whether the graph that ran last is the front of another one, as its cause says."""
-    why = previous[0].explanation if previous else None
-    return (
-        why is not None
-        and why.against == whole.record.name
-        and why.top.kind == "graph_break"
-    )
-
-
-def _is_evaluation(part: Side, whole: Side) -> bool:
-    """Return whether a graph keeps little of what the other's backward pass reads.
-
-    A training step that a read ended keeps it for the rest; an evaluation does not.
-    """
-    trains = [any(v.backward for v in side.vertices) for side in (part, whole)]
-    return trains == [False, True] and not _behind(whole, part, 2, ())
 
 
 def _share_lines(one: Side, other: Side, *, within: bool = False) -> bool:
@@ -210,29 +185,6 @@ def _visits(
 
 def _key(vertex: Vertex) -> Hashable:
     return (position(vertex.site), vertex.op, vertex.backward)
-
-
-def _continues(
-    side: Side, vertices: Iterable[int], neighbours: Iterable[Record], part: Side
-) -> bool:
-    """Return whether the graphs that ran next to the one before did the same work.
-
-    Where both boundaries are one line, as in a loop, this tells a boundary that came in another
-    round from a loop of another number of rounds. What reads results of the other graph that this
-    one reads nothing in the place of, such as gradients, came after a boundary.
-    """
-    if any(
-        side.partner[operand] < 0
-        and (origin := side.origin(operand)) is not None
-        and origin.graph == part.record.name
-        for k in vertices
-        for operand, _ in side[k].operands
-    ):
-        return False
-    keys = _visits(side, vertices)
-    return any(
-        len(keys & _visits(record.snapshot)) * 2 > len(keys) for record in neighbours
-    )
 
 
 def _behind(

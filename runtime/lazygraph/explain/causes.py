@@ -14,7 +14,6 @@ from lazygraph.explain import attribute as spread
 from lazygraph.explain.attribute import at, in_brackets
 from lazygraph.explain.compare import is_break, is_view, position
 from lazygraph.explain.facts import (
-    dtype_of,
     in_loop,
     in_scope,
     lbfgs,
@@ -155,11 +154,6 @@ def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 # Settings ---------------------------------------------------------------------------------------
 
 
-_MODE_FIX = (
-    "leave the mode as it is over whole steps, or expect one compile at each switch"
-)
-
-
 def _eager_inputs(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
     """The inputs that a debug mode computed, and what computed them in the graph before."""
     origins = c.b.snapshot.origins.items()
@@ -171,7 +165,8 @@ def _eager_inputs(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
 
 for _kind, _says, _fix in (
     ("mode", "the mode is `{now}`, was `{before}` for {graph_before}: what a debug mode runs by itself "  # noqa: ISC004
-     "is an input of this graph or of none", _MODE_FIX),
+     "is an input of this graph or of none",
+     "leave the mode as it is over whole steps, or expect one compile at each switch"),
     ("device", "the device is {now}, was {before} for {graph_before}",
      "run the program on one device, or expect one compile for each"),
     ("sharding", "data is laid out over {now}, was over {before} for {graph_before}",
@@ -179,14 +174,6 @@ for _kind, _says, _fix in (
 ):  # fmt: skip
     cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True,  # type: ignore[arg-type]
           spread=_eager_inputs if _kind == "mode" else spread.alone)(_always)  # fmt: skip
-
-
-@cause(
-    "mode", of="ran_eagerly", spread=_eager_inputs, fix=_MODE_FIX,
-    says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
-)  # fmt: skip
-def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
 
 
 # Boundaries -------------------------------------------------------------------------------------
@@ -259,7 +246,7 @@ def _is_matched(side: Side, row: Row | None) -> bool:
 
 def _of_parameter(c: Comparison, fact: Fact) -> Closure:
     """What reads a parameter or its lines record in its place, its update and its state."""
-    found = spread.owner(c, fact).with_others_of(spread.region(c, fact))
+    found = spread.owner(c, fact).with_others_of(spread.reading(c, fact))
     lines = {
         (position(side[user].site), side[user].scope)
         for side, row in ((c.a, fact.before), (c.b, fact.now))
@@ -376,7 +363,7 @@ def _module_paths(side: Side) -> list[str]:
 
 
 @cause(
-    "module_call", of="visit", spread=spread.call, group=_direction, more=_scopes,
+    "module_call", of="visit", spread=spread.line, group=_direction, more=_scopes,
     says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
     fix="call the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
@@ -599,7 +586,7 @@ def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 
 @cause(
-    "carried_over", of="list", spread=spread.region, more=_items,
+    "carried_over", of="list", spread=spread.reading, more=_items,
     says="{items} of the list `{name}`{made} {is_} of this step{at}, {before} in "
     "{graph_before}",
     fix="empty the list before the step ends, as by a flush of buckets; or keep numbers "
@@ -617,7 +604,7 @@ def _replaces(c: Comparison, row: Row) -> bool:
 
 
 @cause(
-    "carried_over", of="history", spread=spread.region,
+    "carried_over", of="history", spread=spread.reading,
     more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
     says="backward{at} goes on through {steps}, {before} in {graph_before}: it reads "
     "what they saved",
@@ -642,7 +629,7 @@ _EARLIER = "; to save the compile, create it before the first step and end that 
 
 
 @cause(
-    "carried_over", of="state", spread=spread.region,
+    "carried_over", of="state", spread=spread.reading,
     group=_direction,
     more=lambda c, claims: _kept_gradients(c, claims),  # noqa: PLW0108
     says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
@@ -675,7 +662,7 @@ def _is_accumulated(side: Side, row: Row) -> bool:
 
 def _with_replaced(c: Comparison, fact: Fact) -> Closure:
     """What hangs together with an input, and what stood in its place before."""
-    found = spread.region(c, fact)
+    found = spread.reading(c, fact)
     assert fact.now is not None
     old = c.replaced.get(fact.now.vertices[0], set()) & c.a.unmatched
     found.a.update(dict.fromkeys(old | c.a.dominated((), old), 0))
@@ -897,7 +884,7 @@ def _random(c: Comparison, fact: Fact) -> bool:
 
 
 @cause(
-    "regrouped", of="joined", spread=spread.region,
+    "regrouped", of="joined", spread=spread.reading,
     says="{op}{at} joins the same tensors in other groups: of {now}, of {before} in {graph_before}",
     fix="group tensors in the same way in each step (flush the buckets at its end)",
 )  # fmt: skip
@@ -951,33 +938,22 @@ def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.is_new and fact.row.more["holder"].startswith("closure")
 
 
-def _add_results(holds: Callable[[Fact], bool]) -> None:
-    """Add the rows of results that one side alone has."""
-    for kind, once, says, fix in (
-        ("live_tensor", None, "is alive at the end of this step and was not in {graph_before}",
-         "log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "  # noqa: ISC004
-         "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`"),
-        ("live_tensor_gone", False, "was alive at the end of {graph_before} and is not now",
-         "keep the same tensors alive at each boundary: drop it in every step or in none"),
-        ("live_tensor_gone", True, "was made in {graph_before} and is not made again",
-         "nothing to do: further steps are alike; or make it before the first step"),
-    ):  # fmt: skip
-
-        def is_result(c: Comparison, fact: Fact, *, once: bool | None = once) -> bool:  # noqa: ARG001
-            is_of = (
-                fact.is_new
-                if once is None
-                else fact.is_gone and fact.row.more["once"] == once
-            )
-            return is_of and holds(fact)
-
-        cause(
-            kind, of="result", spread=spread.dominated, more=_holder, fix=fix,  # type: ignore[arg-type]
-            says=f"live tensor {{text}}, created{{at}}, {says}{{others}}",
-        )(is_result)  # fmt: skip
-
-
-_add_results(_is_kept)
+for _kind, _once, _says, _fix in (
+    ("live_tensor", None, "is alive at the end of this step and was not in {graph_before}",
+     "log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "  # noqa: ISC004
+     "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`"),
+    ("live_tensor_gone", False, "was alive at the end of {graph_before} and is not now",
+     "keep the same tensors alive at each boundary: drop it in every step or in none"),
+    ("live_tensor_gone", True, "was made in {graph_before} and is not made again",
+     "nothing to do: further steps are alike; or make it before the first step"),
+):  # fmt: skip
+    cause(
+        _kind, of="result", spread=spread.dominated, more=_holder, fix=_fix,  # type: ignore[arg-type]
+        says=f"live tensor {{text}}, created{{at}}, {_says}{{others}}",
+    )(
+        lambda c, fact, once=_once: _is_kept(fact)  # noqa: ARG005
+        and (fact.is_new if once is None else fact.is_gone and fact.row.more["once"] == once)
+    )  # fmt: skip
 
 
 @cause(
@@ -1070,8 +1046,6 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
         "argued": f" (`{called}` is {values[1]}, was {values[0]})" if is_told else "",
         "before_type": before,
         "now_type": now,
-        "before_dtype": dtype_of(before),
-        "now_dtype": dtype_of(now),
         "variable": name,
         "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
     }  # fmt: skip
@@ -1094,7 +1068,7 @@ _FEW_VALUES = "keep to one value or to a few: each compiles once, and the op tak
 
 def _of_line(c: Comparison, fact: Fact) -> Closure:
     """What hangs together with the rows, and what else differs of their line and module."""
-    found = spread.region(c, fact)
+    found = spread.reading(c, fact)
     for side, into in ((c.a, found.a), (c.b, found.b)):
         for k in side.free - into.keys():
             if (position(side[k].site), side[k].scope) == fact.row.more["visit"][1:]:
@@ -1173,25 +1147,9 @@ def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return _same_op(fact) and shapes[0] != shapes[1] and not _follows_too(fact)
 
 
-def _dtypes(fact: Fact) -> tuple[list[str], list[str]]:
-    old, new = _vertices(fact)
-    return [*map(dtype_of, old.types)], [*map(dtype_of, new.types)]
-
-
 _DTYPE_FIX = (
     "convert models and data once, before the loop; use autocast either always or never"
 )
-
-
-@cause(
-    "dtype", of="argument", spread=spread.downstream, more=_argument,
-    group=lambda fact: str(_dtypes(fact)),
-    says="dtype changed: {op}{at} computes in {now_dtype}, was in {before_dtype}",
-    fix=_DTYPE_FIX,
-)  # fmt: skip
-def _dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    old, new = _dtypes(fact)
-    return _same_op(fact) and old != new and not _follows_too(fact)
 
 
 def _has_line(side: Side, row: Row) -> bool:
@@ -1297,13 +1255,8 @@ def _number_is_constant(c: Comparison, fact: Fact) -> bool:
 # What is left -----------------------------------------------------------------------------------
 
 
-def _with_operands(c: Comparison, fact: Fact) -> Closure:
-    """What follows from an op, and the operands that it alone reads."""
-    return spread.downstream(c, fact).with_others_of(spread.alone(c, fact))
-
-
 @cause(
-    "code_path", of="argument", spread=_with_operands, group=_call, more=_argument,
+    "code_path", of="argument", spread=spread.downstream, group=_call, more=_argument,
     says="code path changed: {argument}{at} is {new}, was {old}", fix=PATH_FIX,
 )  # fmt: skip
 def _other_argument(c: Comparison, fact: Fact) -> bool:
@@ -1409,11 +1362,3 @@ cause(
     "code_path", of="visit", spread=spread.line, more=_path, fix=PATH_FIX,
     says="code path changed: {path}",
 )(_always)  # fmt: skip
-
-
-# What new ops make and only the runtime keeps, such as a gradient, follows from those ops.
-_add_results(
-    lambda fact: (
-        fact.row.more["matched"] if not fact.row.name else fact.row.more["moved"]
-    )
-)

@@ -488,8 +488,7 @@ def _reads(record: Record, graph: str) -> bool:
 # Which of the graphs before a new one is compared with.
 
 # Each thing in common counts a tenth of the share of operations, which ranges from 0 to 1: the end,
-# the sort of end, the start, the inputs' names, and who wrote the state that is read. One number
-# for all: of 819 explanations of the tests, 1 was compared with another graph under five weights.
+# the sort of end, and the start. One number for all: of 819 explanations of the tests, 1 was compared with another graph under five weights.
 _TENTH = 0.1
 # A graph that is a part of the other one is similar, but less so than an equal; a graph of two
 # operations is a part of many. Without this, 16 of 267 recompilations were compared with others.
@@ -500,8 +499,8 @@ _LEAST_PART = 3
 def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] | None:
     """Return the graph that explains a new one best, if any, and their similarity from 0 to 1.
 
-    All are considered: by operations and types first, then by the lines where they begin and end,
-    and the inputs that have names. Of equals it is the one that has fewest operations which the new
+    All are considered: by operations and types first, then by the lines where they begin and end. Of
+    equals it is the one that has fewest operations which the new
     one lacks: work that joined a step takes nothing from it. Then it is the one that ran last. Few
     are compared type by type: the others' operations alone say that they rank behind.
     """
@@ -536,15 +535,11 @@ def _best(
     best: tuple[float, int, int, str] = (-1.0, 0, -1, "")
     found = others[0][1]
     for bound, _, other in bounds:
-        if bound + _TENTH < best[0]:
+        if bound < best[0]:
             break
         if other not in alike:
             alike[other] = closeness(record, other)
-        score = (
-            alike[other]
-            + _boundary_similarity(record, other)
-            + _input_similarity(record, other)
-        )
+        score = alike[other] + _boundary_similarity(record, other)
         lacked = (other.ops - record.ops).total()
         rank = (score, -lacked, other.last_step, other.name)
         if rank > best:
@@ -577,33 +572,11 @@ def _boundary_similarity(one: Record, other: Record) -> float:
     begins = (
         not differs(one.key.began_after, other.key.began_after)
         or position(one.lines[0]) == position(other.lines[0]) is not None
-        or _joined(one, other)
     )
     sort = _sort(one.key.ended_by[0]) == _sort(other.key.ended_by[0])
     return _TENTH * (ends + sort + begins)
 
 
-def _joined(one: Record, other: Record) -> bool:
-    """Return whether a graph has all that another one has, and before it work of other lines."""
-    first, snapshot = position(other.lines[0]), one.snapshot
-    if first is None or snapshot is None or other.ops - one.ops:
-        return False
-    return any(position(vertex.site) == first for vertex in snapshot.vertices)
-
-
 def _sort(ended_by: str) -> str:
     """Return what sort of mark ended a graph: a block, by whatever name, a read, a loader."""
     return ended_by.partition(" ")[0]
-
-
-def _input_similarity(one: Record, other: Record) -> float:
-    """Return how alike two graphs are by their inputs' names.
-
-    The first step reads no state of an optimizer, so that is left out.
-    """
-    a, b = (
-        {n.text for n in each.snapshot.leaf_names.values() if n.holder != "optimizer"}
-        for each in (one, other)
-        if each.snapshot is not None
-    )
-    return _TENTH * len(a & b) / max(len(a | b), 1)

@@ -202,18 +202,6 @@ for _name in ("mode", "device", "sharding"):
     table(_name)(partial(_setting, name=_name))
 
 
-@table("ran_eagerly")
-def ran_eagerly(side: Side) -> Table:
-    """Inputs that a debug mode computed outside of a step's graph."""
-    found: Table = {}
-    for leaf, origin in side.snapshot.origins.items():
-        if origin.how.endswith("mode"):
-            row = _input_row(side, leaf)
-            row.more["how"] = origin.how
-            found[(row.name or origin.op, position(origin.site), len(found))] = row
-    return found
-
-
 @of_pairs
 def cell_work(comparison: Comparison) -> Iterator[Fact]:
     """Work that earlier cells of a notebook left pending.
@@ -604,11 +592,11 @@ def in_loop(site: SourceLocation | None, loop: Loop) -> bool:
 
 @table("visit")
 def visits(side: Side) -> Table:
-    """How often each line records each op in the forward pass; `casts` has conversions."""
+    """How often each line records each op in the forward pass, views and conversions aside."""
     vertices = (
         k
         for k, v in enumerate(side.vertices)
-        if not (v.is_leaf or v.backward or v.op.startswith(_CONVERSION))
+        if not (v.is_leaf or v.backward or is_view(v))
     )
     random = side.snapshot.random
     return {
@@ -689,15 +677,14 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
     tables = [visits(side) for side in sides]
     skipped = update_lines(sides[0]) | update_lines(sides[1]) | {None}
     lines: dict[Hashable, list[_Line]] = {}
-    for side, table in zip(sides, tables, strict=True):
-        for key, row in table.items():
-            line = cast("_Line", key)
-            if line[0] not in skipped and not is_view(side[row.vertices[0]]):
-                lines.setdefault(line[:2], []).append(line)
+    for key in dict.fromkeys((*tables[0], *tables[1])):
+        line = cast("_Line", key)
+        if line[0] not in skipped:
+            lines.setdefault(line[:2], []).append(line)
     found: dict[
         Hashable, list[tuple[tuple[int, int], list[tuple[int, ...]], Loop | None]]
     ] = {}
-    for keys in map(dict.fromkeys, lines.values()):
+    for keys in lines.values():
         rows = [[t.get(key, Row(0)).vertices for t in tables] for key in keys]
         rounds = _rounds({key[2]: (len(old), len(new)) for key, (old, new) in zip(keys, rows, strict=True)})  # fmt: skip
         if rounds is not None:

@@ -274,22 +274,24 @@ def _unclaimed(c: Comparison) -> Cause:
             now=site,
             edits=EditCounts(changed=len(lists)),
         )
-    for side, word, free in (
-        (c.b, "new", c.b.unmatched),
-        (c.a, "gone", c.a.unmatched),
-        (c.b, "different", {*c.changed}),
+    for side, other, word, free in (
+        (c.b, c.a, "new", c.b.unmatched),
+        (c.a, c.b, "gone", c.a.unmatched),
+        (c.b, c.a, "different", {*c.changed}),
     ):
         ops = [k for k in sorted(free) if not side[k].is_leaf]
         if ops:
             site = side.site(ops)
             more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
+            is_alone = position(site) not in other.lines
+            what = (is_alone and c.source.statement(site)) or side[ops[0]].op
             where, fix = "", causes.PATH_FIX
             if all(s[k].is_leaf or s[k].backward for s in (c.a, c.b) for k in s.free):
                 more += f"{_saved_by(side, ops)}; the forward pass is that of {c.a.record.name}"
                 where, fix = " in backward alone", _BACKWARD_FIX
             return Cause(
                 kind="code_path",
-                text=f"code path changed{where}: `{side[ops[0]].op}`{at(site)} is {word}{more}",
+                text=f"code path changed{where}: `{what}`{at(site)} is {word}{more}",
                 fix=fix,
                 now=site if side is c.b else None,
                 before=site if side is c.a else None,

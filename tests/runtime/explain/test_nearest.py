@@ -63,9 +63,7 @@ def test_the_nearest_is_that_of_a_search_of_all(seed):
     alike = {other: search.closeness(new, other) for other in others}
     scores = {
         other: (
-            alike[other]
-            + search._boundary_similarity(new, other)
-            + search._input_similarity(new, other),
+            alike[other] + search._boundary_similarity(new, other),
             -(other.ops - new.ops).total(),
             other.last_step,
         )

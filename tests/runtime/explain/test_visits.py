@@ -7,7 +7,7 @@ from torch import nn
 import lazyrt
 from tests.harness import DEVICE
 from tests.runtime.causes import explained, kinds, ones
-from tests.runtime.explain.shared import the_cause
+from tests.runtime.explain.shared import latest, the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -99,7 +99,7 @@ def test_an_operand_that_was_absent_is_a_tensor_now():
             loss = nn.functional.cross_entropy(x, target, weight=given)
 
     assert loss.dim() == 0
-    text = the_cause("code_path").text
+    text = latest().top.text
     assert "`weight` of aten.nll_loss_forward.default" in text
     assert " is a tensor, was None" in text
 
@@ -127,7 +127,8 @@ def test_a_layer_that_only_some_steps_call_was_not_added():
             model(x).square().sum().backward()
             optimizer.step()
 
-    cause = the_cause("module_call")
+    cause = latest().top
+    assert cause.kind == "module_call"
     assert cause.variable == "model.blocks.0"
     assert cause.text.startswith("module `model.blocks.0` is called at test_visits.py:")
     assert cause.text.endswith(", was not called in graph.1")
