@@ -364,8 +364,8 @@ def _module_paths(side: Side) -> list[str]:
 
 @cause(
     "module_call", of="visit", spread=spread.line, group=_direction, more=_scopes,
-    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
-    fix="call the same modules in each step; each choice of modules costs one compile",
+    says="module{s} {paths} {is_} {used}{at}, {was} {was_used} in {graph_before}",
+    fix="use the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
 def _module_call(c: Comparison, fact: Fact) -> bool:
     scope = fact.row.more["scope"]
@@ -399,7 +399,7 @@ def _ran(side: Side, row: Row) -> bool:
 
 def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
     """Return how a sentence names modules that one side calls: several parts of one are one."""
-    fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
+    fields = _new_or_gone("used", "not used", "used", "was_used")(c, claims)
     other = c.a if claims[0].fact.is_new else c.b
     known = {name for side in (c.a, c.b) for name in _module_paths(side)}
     names = [_outermost(name, other) if name in known else name for name in names]
@@ -426,8 +426,8 @@ def _reading(c: Comparison, fact: Fact) -> Closure:
 
 @cause(
     "module_call", of="parameter", spread=_reading, more=_paths, group=_direction,
-    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
-    fix="call the same modules in each step; each choice of modules costs one compile",
+    says="module{s} {paths} {is_} {used}{at}, {was} {was_used} in {graph_before}",
+    fix="use the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
 def _parameter_read(c: Comparison, fact: Fact) -> bool:
     if fact.before is not None and fact.now is not None:

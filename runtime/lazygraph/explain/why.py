@@ -671,7 +671,7 @@ def _with_series(cause: Cause, sizes: list[int]) -> Cause:
     return replace(
         cause,
         text=f"{cause.text}; {what} {verb} from graph to graph: {start}{series}",
-        fix=cause.fix if counts else _FIX,
+        fix=_FIX if cause.kind.endswith("_shape") else cause.fix,
     )
 
 

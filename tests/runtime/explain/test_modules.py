@@ -92,8 +92,8 @@ def test_another_head_is_a_module_that_is_called_and_its_sizes_are_no_cause():
 
     top = latest().top
     assert {cause.kind for cause in latest().causes} == {"module_call"}, str(latest())
-    assert top.text.startswith("module `heads.b` is called at test_modules.py:")
-    assert "was not called in graph." in top.text
+    assert top.text.startswith("module `heads.b` is used at test_modules.py:")
+    assert "was not used in graph." in top.text
     assert top.variable == "heads.b"
 
 
@@ -107,7 +107,7 @@ def test_a_layer_that_a_step_leaves_out_is_not_called_and_was_not_removed():
 
     cause = the_cause("module_call")
     assert cause.text.startswith("module `second` is not called at test_modules.py:")
-    assert "call the same modules in each step" in cause.fix
+    assert "use the same modules in each step" in cause.fix
 
 
 def test_a_module_built_again_within_a_step_is_initialised_there():
@@ -197,7 +197,7 @@ def test_another_task_names_the_head_that_is_called_and_the_one_that_is_not():
             optimizer.step()
 
     called, left = latest().causes
-    assert called.text.startswith("module `model.heads.b` is called at test_modules.py")
+    assert called.text.startswith("module `model.heads.b` is used at test_modules.py")
     assert left.text.startswith("module `model.heads.a` is not called at test_modules")
 
 

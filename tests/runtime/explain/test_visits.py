@@ -130,9 +130,9 @@ def test_a_layer_that_only_some_steps_call_was_not_added():
     cause = latest().top
     assert cause.kind == "module_call"
     assert cause.variable == "model.blocks.0"
-    assert cause.text.startswith("module `model.blocks.0` is called at test_visits.py:")
-    assert cause.text.endswith(", was not called in graph.1")
-    assert "call the same modules in each step" in cause.fix
+    assert cause.text.startswith("module `model.blocks.0` is used at test_visits.py:")
+    assert cause.text.endswith(", was not used in graph.1")
+    assert "use the same modules in each step" in cause.fix
 
 
 @pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2)])
