@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from typing import Any
 
 import jax
@@ -68,7 +69,7 @@ def event_names(path):
 
 
 def test_a_server_answers_as_long_as_somebody_holds_it():
-    server = lazyrt.ProfilerServer()
+    server = xp.start_server(0)
     port = server.port
     assert answers(port)
 
@@ -118,13 +119,19 @@ def test_an_invalid_port_is_refused(port):
         xp.start_server(port)
 
 
-def test_a_server_that_nobody_holds_lives_on():
-    port = xp.start_server(0).port
-    gc.collect()
+def test_a_server_that_nobody_holds_lives_on_with_a_warning_at_its_line(monkeypatch):
+    monkeypatch.setattr(xp, "_unheld", [])
 
-    assert answers(port)
-    xp._servers.pop().close()
-    assert not answers(port)
+    with pytest.warns(RuntimeWarning, match="no variable holds the server") as warned:
+        xp.start_server(0)
+
+    assert warned[0].filename == __file__
+    assert answers(xp._unheld[0].port)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        held = [xp.start_server(0)]
+    held[0].close()
+    xp._unheld[0].close()
 
 
 def test_what_is_no_request_is_refused(server):

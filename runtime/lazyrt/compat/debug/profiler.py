@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import logging
+import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from lazyrt.errors import NoEquivalentError
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+    from types import FrameType
 
 __all__ = [
     "StepTrace",
@@ -96,7 +99,8 @@ class StepTrace(Block, Trace):
 def start_server(port: int, only_on_master: bool = True) -> ProfilerServer:
     """Start a server to which `trace`, `python -m lazyviz capture` and TensorBoard can connect.
 
-    It listens on all interfaces of the machine, until it is closed or the process ends.
+    It listens on all interfaces of the machine, and lives as long as the result. Where the
+    result is not kept, a warning names the line, and the server lives as long as the process.
 
     Args:
         port: 0 lets the system choose; `.port` of the result says which it is.
@@ -109,11 +113,28 @@ def start_server(port: int, only_on_master: bool = True) -> ProfilerServer:
     _log.warning(
         "the profiler server listens on port %d of all interfaces", server.port
     )
-    _servers.append(server)
+    if _drops_result(sys._getframe(1)):  # noqa: SLF001 - Python's own way to a caller
+        _unheld.append(server)
+        warnings.warn(
+            f"no variable holds the server on port {server.port}, so it lives until the process ends. "
+            "Write `server = xp.start_server(...)`; `server.close()` ends it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return server
 
 
-_servers: list[ProfilerServer] = []
+_unheld: list[ProfilerServer] = []
+
+
+def _drops_result(frame: FrameType) -> bool:
+    """Return whether a frame drops what the call returns that it is at."""
+    after = (
+        each
+        for each in dis.get_instructions(frame.f_code)
+        if each.offset > frame.f_lasti
+    )
+    return next(after).opname == "POP_TOP"
 
 
 def start_trace(log_dir: str | os.PathLike[str], options: Any = None) -> None:
