@@ -374,7 +374,8 @@ def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
             reached.setdefault(key, []).append(row)
     for (reason, site), those in reached.items():
         broken = CompiledBreak(reason=reason, site=site, times=len(those))
-        yield f"{_numbers(list(dict.fromkeys(those)))}: {broken}"
+        steps = list({row.step: row for row in those}.values())
+        yield f"{_numbers(steps)}: {broken}"
 
 
 def why(explanation: Any, graph: Any) -> Doc:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from lazygraph import on_runtime
+from lazygraph import on_runtime as _on_runtime
 
 # What importing makes stays. Looking through it for garbage would take as long as making it, so it
 # counts as old from the start.
@@ -117,5 +117,5 @@ __all__ = [
     "times_run", "wait", "wait_for_closures", "watch_executions", "watch_pauses", "watch_tracing",
 ]  # fmt: skip
 
-for _tell in tuple(on_runtime):
+for _tell in tuple(_on_runtime):
     _tell(sys.modules[__name__])

@@ -471,7 +471,9 @@ def test_metrics_is_the_runtimes_report(lab, capsys):
     assert "CompileTime" in shown
     assert printed(lab, "%lazy metrics --raw").startswith("Metric: CompileTime\n")
     assert "exact_durations" not in printed(lab, "%lazy metrics --legacy")
-    assert "takes only --legacy, --raw after it" in usage_error(lab, capsys, "%lazy metrics now")
+    assert "takes only --legacy, --raw after it" in usage_error(
+        lab, capsys, "%lazy metrics now"
+    )
 
 
 def test_off_silences_strips_and_still_records(lab):

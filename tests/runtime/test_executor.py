@@ -8,7 +8,6 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -435,17 +434,6 @@ def test_the_shortest_way_to_run_gives_what_jaxs_own_call_gives(hidden, monkeypa
     assert [r.tolist() for r in results] == [r.tolist() for r in expected]
     assert len(own_calls) == bool(hidden)
     torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu().T * 0.5)
-
-
-def test_numbers_go_to_the_device_whichever_way_jax_offers(monkeypatch):
-    numbers = np.array([1.5, 2**53 + 2.0])
-    with jax_compat.scope():
-        quick = jax_compat.giver.__wrapped__(2, dtype=np.float64)(numbers.copy())
-        monkeypatch.setattr(jax_compat, "_batched_device_put", None)
-        slow = jax_compat.giver.__wrapped__(2, dtype=np.float64)(numbers.copy())
-    assert quick.dtype == slow.dtype == np.float64
-    assert quick.tolist() == slow.tolist() == numbers.tolist()
-    assert quick.committed == slow.committed
 
 
 def test_a_step_that_leaves_out_numbers_packs_the_others():

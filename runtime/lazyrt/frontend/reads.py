@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,6 +95,26 @@ def to_host(
         dtype = chain.views[-1].type[1]
         return transfer.to_host(on_device, dtype, site, is_look=is_look)
     return transfer.own_copy(_on_host(chain), site, is_look=is_look)
+
+
+def same_views(chain: Chain, base: Buffer) -> View:
+    """Return the state of a tensor that shows the same of another buffer."""
+    state: State = base
+    for link in chain.views:
+        view = View(state, link.op, link.args, Value(None, 0, *link.type))
+        view.offset = link.offset
+        state = view
+    assert isinstance(state, View)
+    return state
+
+
+def is_most_of_its_base(chain: Chain) -> bool:
+    """Return whether keeping a large base for a view costs no more than two copies of the view."""
+    base, view = (
+        math.prod(shape) * dtype.itemsize
+        for shape, dtype, _ in (chain.base.type, chain.views[-1].type)
+    )
+    return base >= _LARGE and 2 * view >= base
 
 
 def _by_the_device(chain: Chain) -> Any:
@@ -439,17 +460,30 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     site, shape = provenance.user_site(2), tuple(tensor.shape)
     with lock:
         found = _start_peek(tensor, site)
-        if not isinstance(found, Chain) and tuple(found.shape) == shape:
+        if isinstance(found, Chain):
+            if is_most_of_its_base(found):
+                source = found.base if found.base.data is found.data else None
+                own = _keeper(found.data, found.base.type, source, site)
+                return wrap(same_views(found, own), type_of(tensor))
+        elif tuple(found.shape) == shape:
             strides = strides_of(tensor)
             if strides is None or _is_dense(tensor):
                 base = state_of(tensor).base
                 source = base if base.data is found else None
-                own = Buffer(None)
-                copy_on_donate.keep(own, found, (shape, tensor.dtype, strides), source)
-                own.made_at = site or getattr(source, "made_at", None)
-                return wrap(own, type_of(tensor))
+                meta = (shape, tensor.dtype, strides)
+                return wrap(_keeper(found, meta, source, site), type_of(tensor))
     with torch.no_grad():
         return _finish(found, tensor, site).to(tensor.device)
+
+
+def _keeper(
+    data: Any, meta: Type, source: Buffer | None, site: SourceLocation | None
+) -> Buffer:
+    """Return a buffer of its own with some data; see `copy_on_donate.keep`."""
+    own = Buffer(None)
+    copy_on_donate.keep(own, data, meta, source)
+    own.made_at = site or getattr(source, "made_at", None)
+    return own
 
 
 def type_of(tensor: torch.Tensor) -> Value:
