@@ -24,13 +24,12 @@ from __future__ import annotations
 import gc
 import sys
 
-from lazygraph import on_runtime as _on_runtime
-
 # What importing makes stays. Looking through it for garbage would take as long as making it, so it
 # counts as old from the start.
 _collects = gc.isenabled()
 gc.disable()
 try:
+    from lazygraph import on_runtime
     from lazyrt import errors, testing
     from lazyrt.api import (
         activity,
