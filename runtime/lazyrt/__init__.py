@@ -29,7 +29,7 @@ import sys
 _collects = gc.isenabled()
 gc.disable()
 try:
-    from lazygraph import on_runtime
+    from lazygraph import on_runtime as _on_runtime
     from lazyrt import errors, testing
     from lazyrt.api import (
         activity,
