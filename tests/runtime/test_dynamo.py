@@ -532,6 +532,34 @@ def test_a_bridge_takes_up_what_was_compiled_before_it_and_lets_it_go():
     assert found == [1, 5, 3, 1, 5, 1]
 
 
+@pytest.mark.slow
+@pytest.mark.lazy_only("is about what is recorded")
+def test_modules_of_a_phase_are_explained_by_their_ops_and_by_their_parameters(caplog):
+    batch = torch.zeros(2, 3, dtype=torch.long).to(DEVICE)
+
+    def training(*, compiled):
+        layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+        model = nn.Sequential(nn.Embedding(9, 8), layer).to(DEVICE)
+        optimizer = torch.optim.AdamW(model.parameters())
+        called = torch.compile(model, backend="lazyrt") if compiled else model
+
+        def step():
+            optimizer.zero_grad()
+            called(batch).square().mean().backward()
+            optimizer.step()
+            lazyrt.mark_step()
+
+        return step
+
+    with lazyrt.config.scoped(compile_tier="fast"):
+        plain, compiled = training(compiled=False), training(compiled=True)
+        plain()
+        with lazyrt.dynamo.bridge("five"):
+            compiled()
+
+    assert "failed" not in caplog.text
+
+
 @pytest.mark.lazy_only("is about what is recorded")
 @pytest.mark.parametrize("stage", ["five", "three"])
 def test_a_call_without_gradients_has_no_backward_and_no_end(stage):
