@@ -89,7 +89,9 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
-        if is_sure or (behind and moved):
+        if is_sure or (
+            behind and (moved or _continues(whole, behind, c.readers, part))
+        ):
             cause = (
                 old.ended_by
                 if what == "later" and is_break(old.ended_by)
@@ -110,7 +112,7 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             previous = [each for each in previous if each is not whole.record]
         is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
-        if is_sure or (front and moved):
+        if is_sure or (front and (moved or _continues(whole, front, c.makers, part))):
             own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
             both = front, own
             closure = Closure(*(both if whole is c.a else both[::-1]))
@@ -185,6 +187,29 @@ def _visits(
 
 def _key(vertex: Vertex) -> Hashable:
     return (position(vertex.site), vertex.op, vertex.backward)
+
+
+def _continues(
+    side: Side, vertices: Iterable[int], neighbours: Iterable[Record], part: Side
+) -> bool:
+    """Return whether the graphs that ran next to the one before did the same work.
+
+    Where both boundaries are one line, as in a loop, this tells a boundary that came in another
+    round from a loop of another number of rounds. What reads results of the other graph that this
+    one reads nothing in the place of, such as gradients, came after a boundary.
+    """
+    if any(
+        side.partner[operand] < 0
+        and (origin := side.origin(operand)) is not None
+        and origin.graph == part.record.name
+        for k in vertices
+        for operand, _ in side[k].operands
+    ):
+        return False
+    keys = _visits(side, vertices)
+    return any(
+        len(keys & _visits(record.snapshot)) * 2 > len(keys) for record in neighbours
+    )
 
 
 def _behind(

@@ -254,11 +254,9 @@ def _of_parameter(c: Comparison, fact: Fact) -> Closure:
         for k in row.vertices
         for user in side.users[k]
     }
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        for k in side.unmatched - into.keys():
-            if not side[k].is_leaf and (position(side[k].site), side[k].scope) in lines:
-                into[k] = 1
-    return found
+    return found.with_all(
+        c, lambda v: not v.is_leaf and (position(v.site), v.scope) in lines
+    )
 
 
 def _are_inputs(c: Comparison, fact: Fact) -> bool:
@@ -342,7 +340,7 @@ _add_modules(
 )  # fmt: skip
 _add_modules(
     "parameter", "parameter{s} {names} {was} %s",
-    lambda fact, other: _is_of_both(fact.row.name, other), spread=_of_parameter,
+    lambda fact, other: _is_of_both(fact.row.name, other), spread=spread.owner,
 )  # fmt: skip
 
 
@@ -420,12 +418,8 @@ def _paths(c: Comparison, claims: list[Claim]) -> Fields:
     return _called(c, claims, [m.fact.row.name.rpartition(".")[0] for m in claims])
 
 
-def _reading(c: Comparison, fact: Fact) -> Closure:
-    return spread.reading(c, fact).with_others_of(spread.downstream(c, fact))
-
-
 @cause(
-    "module_call", of="parameter", spread=_reading, more=_paths, group=_direction,
+    "module_call", of="parameter", spread=spread.reading, more=_paths, group=_direction,
     says="module{s} {paths} {is_} {used}{at}, {was} {was_used} in {graph_before}",
     fix="use the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
@@ -753,20 +747,6 @@ for _of in ("parameter", "input", "state"):
 # Modes, loops, random numbers -------------------------------------------------------------------
 
 
-def _of_modules(c: Comparison, fact: Fact) -> Closure:
-    """What modules record that switched between training and evaluation, counters included."""
-    found = spread.downstream(c, fact)
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        scope = fact.row.name
-        seeds = {k for k in side.unmatched if scope and side[k].scope == scope}
-        seeds |= {*row.vertices} & side.unmatched if row is not None else set()
-        counters = [
-            k for k, n in side.snapshot.root_names.items() if n.holder == "buffer"
-        ]
-        into.update(dict.fromkeys(seeds | side.dominated(counters, seeds), 0))
-    return found
-
-
 def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     # Dropout alone tells: with p=0, or replaced, it records nothing, as in evaluation.
     alone = all(m.fact.is_new or m.fact.is_gone for m in claims)
@@ -780,7 +760,7 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 
 cause(
-    "train_eval", of="training", spread=_of_modules, more=_mode,
+    "train_eval", of="training", spread=spread.line, more=_mode,
     says="the model runs in {now}, before in {before}{where}",
     fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
     "`.eval()` at the boundary of steps",
@@ -826,7 +806,7 @@ def _of_loop(c: Comparison, fact: Fact) -> Closure:
 )  # fmt: skip
 def _other_rounds(c: Comparison, fact: Fact) -> bool:
     """Return whether a loop did; without one, other lines that call a function are the cause."""
-    return bool(fact.row.more["loop"]) or not c.lines_differ
+    return bool(fact.row.more["loop"]) or c.a.lines == c.b.lines
 
 
 GUARD_SAYS = "torch.compile compiled `{name}`{where} again for the call{at}: {texts}"
@@ -1066,16 +1046,6 @@ _AS_TENSOR = (
 _FEW_VALUES = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
 
 
-def _of_line(c: Comparison, fact: Fact) -> Closure:
-    """What hangs together with the rows, and what else differs of their line and module."""
-    found = spread.reading(c, fact)
-    for side, into in ((c.a, found.a), (c.b, found.b)):
-        for k in side.free - into.keys():
-            if (position(side[k].site), side[k].scope) == fact.row.more["visit"][1:]:
-                into[k] = 1
-    return found
-
-
 def _readers(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fact, scope = claims[0].fact, claims[0].fact.row.more["visit"][2]
     rows = [row.text if row else "no op" for row in (fact.before, fact.now)]
@@ -1084,7 +1054,7 @@ def _readers(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 
 @cause(
-    "wiring", of="read", spread=_of_line, more=_readers, fix=PATH_FIX,
+    "wiring", of="read", spread=spread.reading, more=_readers, fix=PATH_FIX,
     says="input `{name}` is read by {now}{module}{at}, by {before} in {graph_before}{others}",
 )  # fmt: skip
 def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
@@ -1098,7 +1068,7 @@ def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
     # An op that was put in front of the reader is a path of its own.
     return (
         is_known
-        and not c.lines_differ
+        and c.a.lines == c.b.lines
         and fact.row.name in inputs
         and not any(
             not side[k].is_leaf and k in side.unmatched

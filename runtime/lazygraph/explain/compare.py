@@ -109,8 +109,10 @@ class Side:
 
     @cached_property
     def lines(self) -> set[Position | None]:
-        """The source lines of the vertices."""
-        return {position(vertex.site) for vertex in self.vertices}
+        """The source lines of the forward pass."""
+        return {
+            position(v.site) for v in self.vertices if not (v.is_leaf or v.backward)
+        }
 
     @cached_property
     def all_names(self) -> list[Name]:
@@ -391,19 +393,6 @@ class Comparison:
             for side in (self.a, self.b)
             for k in side.free
         )
-
-    @cached_property
-    def lines_differ(self) -> bool:
-        """Whether one side alone has a line of the forward pass, views aside."""
-        one, other = (
-            {
-                position(v.site)
-                for v in side.vertices
-                if not (v.is_leaf or v.backward or is_view(v))
-            }
-            for side in (self.a, self.b)
-        )
-        return not one <= self.b.lines or not other <= self.a.lines
 
     @cached_property
     def substitutions(self) -> list[tuple[int, int, int]]:

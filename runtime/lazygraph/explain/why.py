@@ -142,6 +142,7 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
             row = claim.row  # rows that say the same find its names in different facts
             key = (row.kind, row.says, row.more, row.group(claim.fact))
             groups.setdefault(key, []).append(claim)
+    _drop_named_lines(groups)
     found = [
         _cause(c, sorted(group, key=lambda m: -m.weight))
         for group in sorted(groups.values(), key=_importance)
@@ -152,6 +153,20 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     said = with_lengths(tuple(found))
     rest = said[_MOST_CAUSES:]
     return said[:_MOST_CAUSES], left + sum(cause.weight for cause in rest)
+
+
+def _drop_named_lines(groups: dict[object, list[Claim]]) -> None:
+    """Drop the paths, and what an input is new for, of lines that a higher cause names."""
+    named: set[object] = set()
+    for key, group in sorted(groups.items(), key=lambda item: item[1][0].rank):
+        lines = [
+            {position(row.site) for row in (m.fact.before, m.fact.now) if row}
+            for m in group
+        ]
+        is_path = group[0].row.kind in {"code_path", "wiring"}
+        if is_path and named.issuperset(set().union(*lines)):
+            del groups[key]
+        named.update(*lines)
 
 
 def _importance(group: list[Claim]) -> tuple[bool, int, int]:

@@ -106,7 +106,7 @@ def test_a_layer_that_a_step_leaves_out_is_not_called_and_was_not_removed():
         del y, out
 
     cause = the_cause("module_call")
-    assert cause.text.startswith("module `second` is not called at test_modules.py:")
+    assert cause.text.startswith("module `second` is not used at test_modules.py:")
     assert "use the same modules in each step" in cause.fix
 
 
@@ -198,7 +198,7 @@ def test_another_task_names_the_head_that_is_called_and_the_one_that_is_not():
 
     called, left = latest().causes
     assert called.text.startswith("module `model.heads.b` is used at test_modules.py")
-    assert left.text.startswith("module `model.heads.a` is not called at test_modules")
+    assert left.text.startswith("module `model.heads.a` is not used at test_modules")
 
 
 def test_a_block_in_the_middle_that_is_left_out_has_its_own_name():
@@ -209,7 +209,7 @@ def test_a_block_in_the_middle_that_is_left_out_has_its_own_name():
     train(model, x, make=torch.optim.SGD)
 
     text = the_cause("module_call").text
-    assert text.startswith("module `model.blocks.1` is not called at test_modules.py:")
+    assert text.startswith("module `model.blocks.1` is not used at test_modules.py:")
 
 
 def test_a_copy_that_shares_its_weights_is_called_all_the_same():
@@ -239,4 +239,4 @@ def test_a_layer_that_is_skipped_among_equal_ones_is_the_one_that_is_named():
             loss = h.sum()
 
     assert loss.dim() == 0
-    assert "module `blocks.1` is not called" in latest().text
+    assert "module `blocks.1` is not used" in latest().text
