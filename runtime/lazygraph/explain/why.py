@@ -156,7 +156,7 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
 
 
 def _drop_named_lines(groups: dict[object, list[Claim]]) -> None:
-    """Drop the paths, and what an input is new for, of lines that a higher cause names."""
+    """Drop paths of lines that a higher cause names, and what is kept in lists that one names."""
     named: set[object] = set()
     for key, group in sorted(groups.items(), key=lambda item: item[1][0].rank):
         lines = [
@@ -164,9 +164,13 @@ def _drop_named_lines(groups: dict[object, list[Claim]]) -> None:
             for m in group
         ]
         is_path = group[0].row.kind in {"code_path", "wiring"}
-        if is_path and named.issuperset(set().union(*lines)):
+        lists = {m.fact.row.name.partition("[")[0] for m in group}
+        is_kept = not any(m.weight for m in group) and named.issuperset(lists)
+        if (is_path and named.issuperset(set().union(*lines))) or (
+            is_kept and not group[0].row.is_shown
+        ):
             del groups[key]
-        named.update(*lines)
+        named.update(*lines, (m.fact.row.name for m in group if m.fact.row.name))
 
 
 def _importance(group: list[Claim]) -> tuple[bool, int, int]:
