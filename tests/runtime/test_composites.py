@@ -28,6 +28,10 @@ OPS = {
     "masked_fill of a value alone": lambda x, v: x.detach().masked_fill(
         torch.tensor(MASK).to(x.device), v
     ),
+    "index_fill": lambda x, v: x.index_fill(1, torch.tensor([2, 0, 2]).to(x.device), v),
+    "index_fill of rows": lambda x, v: x.index_fill(
+        -2, torch.tensor([1]).to(x.device), v
+    ),
 }
 DATA = {
     "plain": [[2.0, -1.0, 3.0], [0.5, 4.0, -2.0]],

@@ -279,6 +279,22 @@ def masked_fill(
     return torch.where(mask, value.to(self.dtype), self)
 
 
+def index_fill(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.index_fill.int_Tensor`: torch's derivative by the value asks for unique indices."""
+    fits = -self.dim() <= dim < self.dim() and not value.dim()
+    if not fits or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return torch.index_fill(self, dim, index, value)
+    sizes = [1] * self.dim()
+    sizes[dim] = self.shape[dim]
+    filled = torch.zeros(sizes, dtype=torch.bool, device=self.device)
+    return torch.where(
+        filled.index_fill(dim, index, value=True), value.to(self.dtype), self
+    )
+
+
 # Registered for autograd alone: below it these ops have kernels like any other.
 DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
     "prod": product,
@@ -293,6 +309,7 @@ DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
         torch.nanmedian, lambda x: torch.nanmedian(x.reshape(-1), 0).values, _either
     ),
     "masked_fill.Tensor": masked_fill,
+    "index_fill.int_Tensor": index_fill,
 }
 
 
