@@ -195,7 +195,6 @@ class _Axis:
             width = room * (cell.end_ns - cell.start_ns) / total
             self.pieces.append((cell.start_ns, cell.end_ns, x, width))
             x += width + _BREAK
-        self.ns_per_px = total / room
 
     def __call__(self, ns: int) -> float:
         for start, end, x, width in self.pieces:
