@@ -66,11 +66,16 @@ class Fragment(str):
 
 
 def image(picture: str, what: str, max_width: str = "") -> str:
-    """Return a drawing as an image in a line of text."""
+    """Return a drawing as an image in a line of text.
+
+    One that is to fit its place is shrunk by a quarter at most: smaller letters cannot be read.
+    """
     data = b64encode(picture.encode()).decode()
     style = "display:inline;margin:0;vertical-align:middle"
     if max_width:
         style += f";max-width:{max_width}"
+    if max_width == "100%" and (width := _SVG_WIDTH.search(picture)):
+        style += f";min-width:{int(width[1]) * 3 // 4}px"
     return (
         f'<img alt="{markup(what)}" style="{style}" '
         f'src="data:image/svg+xml;base64,{data}">'
@@ -78,13 +83,8 @@ def image(picture: str, what: str, max_width: str = "") -> str:
 
 
 def picture(svg_text: str, what: str, css_class: str = "") -> str:
-    """Return a drawing as an image, which a page finds by its class, as wide as the page at most.
-
-    Letters could not be read in one that is shrunk by more than a quarter: then its box scrolls.
-    """
-    width = _SVG_WIDTH.search(svg_text)
-    least = f";min-width:{int(width[1]) * 3 // 4}px" if width else ""
-    shown = image(svg_text, what, max_width=f"100%{least}")
+    """Return a drawing as an image, as wide as the page at most, which finds it by its class."""
+    shown = image(svg_text, what, max_width="100%")
     name = f' class="{css_class}"' if css_class else ""
     return f'<div{name} style="overflow:auto;margin-top:4px">{shown}</div>'
 
