@@ -267,7 +267,9 @@ def _live(asked: Command) -> Doc:
     asked.refuse(rest)
     above = options.get("--above", "0")
     if not above.isdecimal():
-        raise UsageError(f"%lazy live --above: {above!r} is no number of pending ops.")
+        raise UsageError(
+            f"%lazy live --above: {above!r} is no number of pending ops. Give a whole number, as 20."
+        )
     chosen: dict[str, Any] = {
         "above": int(above),
         "sort": options.get("--sort", "size"),

@@ -29,7 +29,7 @@ from collections import Counter, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import lazygraph
 from lazygraph.diff import callee_graph, callees
@@ -996,11 +996,14 @@ def _scopes(by_place: _Costs) -> list[ScopeTime]:
     return sorted(found, key=lambda each: -each.device_ns)
 
 
+_Of = TypeVar("_Of")
+
+
 def _grouped(
-    by_place: _Costs, key: Callable[[Place], Any]
-) -> Iterator[tuple[Any, dict[str, int], list[tuple[Place, Sequence[float]]]]]:
+    by_place: _Costs, key: Callable[[Place], _Of]
+) -> Iterator[tuple[_Of, dict[str, int], list[tuple[Place, Sequence[float]]]]]:
     """Yield places with one key: the key, their time as `LineTime` has it, and their costs."""
-    groups: dict[Any, list[tuple[Place, Sequence[float]]]] = defaultdict(list)
+    groups: dict[_Of, list[tuple[Place, Sequence[float]]]] = defaultdict(list)
     for where, numbers in by_place.items():
         groups[key(where)].append((where, numbers))
     for value, members in groups.items():

@@ -47,12 +47,12 @@ class Noted(NamedTuple):
 
 
 @functools.cache
-def _names(kind: Any) -> tuple[str, ...]:
+def _names(kind: type) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 
 
 @functools.cache
-def _values(kind: Any) -> Callable[[events.Event], tuple[Any, ...]]:
+def _values(kind: type) -> Callable[[events.Event], tuple[Any, ...]]:
     return attrgetter("__class__", *_names(kind))
 
 

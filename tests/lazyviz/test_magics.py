@@ -601,7 +601,9 @@ def test_mistakes_are_explained(lab, capsys):
         ),
         (
             "%lazy live --above much",
-            ("UsageError: %lazy live --above: 'much' is no number of pending ops."),
+            (
+                "UsageError: %lazy live --above: 'much' is no number of pending ops. Give a whole number, as 20."
+            ),
         ),
         (
             "%lazy cache --sort",

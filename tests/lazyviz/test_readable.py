@@ -68,7 +68,7 @@ def test_a_list_of_tensors_is_refused_without_a_look_at_them():
             lambda: lazyviz.explore(torch.nn.Linear(2, 2), 1, 2),
             r"Linear cannot be called so: too many positional arguments",
         ),
-        (lambda: lazyviz.timeline("a"), "a number of cells"),  # type: ignore[arg-type]
+        (lambda: lazyviz.timeline("a"), "a number of cells"),
         (lambda: lazyviz.diff(torch.ones(2), 3), "a tensor on cpu has no graph"),
     ],
 )

@@ -255,7 +255,9 @@ def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
 def test_what_is_not_finite_in_a_large_weight_is_seen(bad):
     weight = torch.randn(300, 200)
     weight[123, 45] = bad
-    found = finite_check._are_finite([weight.numpy(), weight[:123].numpy()])
+    arrays: Any = [weight.numpy(), weight[:123].numpy()]
+
+    found = finite_check._are_finite(arrays)
 
     assert np.asarray(found).tolist() == [False, True]
 
