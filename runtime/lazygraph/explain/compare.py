@@ -290,13 +290,6 @@ class Comparison:
         self.switched: set[str] = set()
         self.modules: set[str] = set()
 
-    @cached_property
-    def parts(self) -> set[str]:
-        """The parts of the step in front of a graph break: what they hand on is no state."""
-        if not is_break(self.b.record.key.began_after):
-            return set()
-        return {record.name for record in self.step if record is not self.a.record}
-
     def _is_other(self, k: int, partner: int) -> bool:
         """Return whether what stands at one place is another op, or a tensor unlike the other."""
         now, before = self.b[k], self.a[partner]
@@ -561,9 +554,18 @@ def _boundary_similarity(one: Record, other: Record) -> float:
     begins = (
         not differs(one.key.began_after, other.key.began_after)
         or position(one.lines[0]) == position(other.lines[0]) is not None
+        or _joined(one, other)
     )
     sort = _sort(one.key.ended_by[0]) == _sort(other.key.ended_by[0])
     return _TENTH * (ends + sort + begins)
+
+
+def _joined(one: Record, other: Record) -> bool:
+    """Return whether a graph has all that another one has, and before it work of other lines."""
+    first, snapshot = position(other.lines[0]), one.snapshot
+    if first is None or snapshot is None or other.ops - one.ops:
+        return False
+    return any(position(vertex.site) == first for vertex in snapshot.vertices)
 
 
 def _sort(ended_by: str) -> str:

@@ -825,8 +825,6 @@ def computed_before(comparison: Comparison) -> Iterator[Fact]:
     for leaf, origin in b.snapshot.origins.items():
         if b.partner[leaf] >= 0 or origin.step < 0 or origin.how:
             continue
-        if origin.graph in comparison.parts:
-            continue
         behind = b.downstream([leaf], lambda _: True)
         if b.unmatched.issuperset(behind) and not follows_from(b, leaf):
             continue  # only what is new reads it
