@@ -517,11 +517,15 @@ def _best(
     best: tuple[float, int, int, str] = (-1.0, 0, -1, "")
     found = others[0][1]
     for bound, _, other in bounds:
-        if bound < best[0]:
+        if bound + _TENTH < best[0]:
             break
         if other not in alike:
             alike[other] = closeness(record, other)
-        score = alike[other] + _boundary_similarity(record, other)
+        score = (
+            alike[other]
+            + _boundary_similarity(record, other)
+            + _input_similarity(record, other)
+        )
         lacked = (other.ops - record.ops).total()
         rank = (score, -lacked, other.last_step, other.name)
         if rank > best:
@@ -571,3 +575,12 @@ def _joined(one: Record, other: Record) -> bool:
 def _sort(ended_by: str) -> str:
     """Return what sort of mark ended a graph: a block, by whatever name, a read, a loader."""
     return ended_by.partition(" ")[0]
+
+
+def _input_similarity(one: Record, other: Record) -> float:
+    """Return how alike two graphs are by their inputs' names."""
+    a, b = (
+        {n.text for n in r.snapshot.leaf_names.values()} if r.snapshot else set()
+        for r in (one, other)
+    )
+    return _TENTH * len(a & b) / max(len(a | b), 1)
