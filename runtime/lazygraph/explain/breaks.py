@@ -37,9 +37,7 @@ _CHECK_FIX = (
     "torch.distributions.Distribution.set_default_validate_args(False)"
 )
 # What a fallback of them gives has as many elements as some values say. Other indices are lowered.
-_SIZED_BY_VALUES = (
-    "aten.index.", "aten.nonzero.", "aten.masked_select.", "aten._unique", "aten.unique_",
-)  # fmt: skip
+_SIZED_BY_VALUES = ("aten.index.", "aten.nonzero.", "aten.masked_select.", "aten._unique", "aten.unique_")  # fmt: skip
 _SIZE_FIX = (
     "the size of its result depends on values, so no graph can hold it: keep the size fixed, as by "
     "`torch.where(mask, x, 0)` or a weight of 0 in place of `x[mask]`"

@@ -558,18 +558,9 @@ def _boundary_similarity(one: Record, other: Record) -> float:
     begins = (
         not differs(one.key.began_after, other.key.began_after)
         or position(one.lines[0]) == position(other.lines[0]) is not None
-        or _joined(one, other)
     )
     sort = _sort(one.key.ended_by[0]) == _sort(other.key.ended_by[0])
     return _TENTH * (ends + sort + begins)
-
-
-def _joined(one: Record, other: Record) -> bool:
-    """Return whether a graph has all that another one has, and before it work of other lines."""
-    first, snapshot = position(other.lines[0]), one.snapshot
-    if first is None or snapshot is None or other.ops - one.ops:
-        return False
-    return any(position(vertex.site) == first for vertex in snapshot.vertices)
 
 
 def _sort(ended_by: str) -> str:

@@ -621,11 +621,9 @@ def _inputs(record: Record, positions: set[int]) -> str:
 def _others(record: Record, positions: set[int]) -> str:
     """Return the inputs that hold the data of some others."""
     origins = record.snapshot.origins if record.snapshot is not None else {}
-    also = dict.fromkeys(
-        origins[k].also for k in sorted(positions) if k in origins and origins[k].also
-    )
-    if also:
-        return listed(also)
+    known = [origins[k].also for k in sorted(positions) if k in origins]
+    if any(known):
+        return listed(filter(None, known))
     made = {origins[k][:3] for k in positions if k in origins and origins[k].graph}
     same = {k for k, origin in origins.items() if origin[:3] in made} - positions
     return _inputs(record, same) if same else "something else"

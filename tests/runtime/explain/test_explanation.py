@@ -162,18 +162,6 @@ def test_the_nearest_of_all_graphs_is_compared_not_the_last():
     assert latest().against == "graph.1"
 
 
-def test_a_step_that_pending_work_joined_is_compared_with_itself_without_that_work():
-    x = on_device(4, 8)
-    run(x)
-    run(x, branch=True)
-    left = x.cos()
-    run(x)
-
-    assert left.shape == x.shape
-    assert latest().against == "graph.1"
-    assert {cause.kind for cause in latest().causes} == {"live_tensor"}
-
-
 def test_the_compile_and_the_lines_of_both_sides_are_part_of_the_explanation():
     x = on_device(4, 8)
     run(x)
