@@ -81,9 +81,7 @@ class Shape(HTMLParser):
                 # Longer texts make a picture wider; one that is too wide scrolls, from elsewhere.
                 style = (value or "").replace("max-width:none", "max-width:100%")
                 style = re.sub(r";min-width:\d+px", "", style)
-                self.styles.append(
-                    re.sub(r"(left|top):\d+px", r"\1:0px", style)
-                )
+                self.styles.append(re.sub(r"(left|top):\d+px", r"\1:0px", style))
             elif name in {"src", "href"}:
                 self._address(value or "")
             elif name in {"aria-label", "alt", "title"}:
