@@ -35,6 +35,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
+from jaxlib.mlir.dialects import stablehlo as hlo
 
 # The fast compile tier: a quarter of the compile time, three times the run time. Peeks and
 # single ops use it.
@@ -49,11 +50,10 @@ FAST_OPTIONS: dict[str, Any] = {
 # XLA folds constants by an interpreter: 37 s for the sum of 2**23 counted numbers, three minutes
 # for a small model that builds its masks from counters. Without that pass the executables of
 # a transformer's training step are as quick, and its compiles no slower.
-_OPTIONS: dict[str, Any] = {
-    "xla_disable_hlo_passes": "constant_folding",
-    # The library's reductions lose NaN: a maximum, and a sum of what `relu` gives, stay finite.
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-}
+_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "constant_folding"}
+
+# XLA's CPU library (YNN) drops NaN in the maxima and minima that it knows. It knows none by these.
+_BY_COMPARISON = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
 
 # A position in the text itself, which nobody has.
 _NOWHERE = re.compile(r' loc\("-":\d+:\d+\)')
@@ -115,12 +115,43 @@ def _splice_types(*_: Any, module: _Module) -> Any:
 
 def _splice_lowering(context: Any, *args: Any, module: _Module) -> Any:
     parsed = ir.Module.parse(module.text)
+    if device().platform == "cpu":
+        _keep_nan(parsed)
     target = context.module_context
     name = _merge(target.module, "lazyrt_main", parsed, dst_symtab=target.symbol_table)
     types = [mlir.aval_to_ir_type(target, aval) for aval in context.avals_out]
     return func_dialect.CallOp(types, ir.FlatSymbolRefAttr.get(name), args).results
 
 
+def _keep_nan(module: Any) -> None:
+    """Have maxima and minima of floats choose by comparison: the first operand if it is greater, or NaN."""
+    found = []
+
+    def look(operation: Any) -> Any:
+        if operation.name in _BY_COMPARISON:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    for operation in found:
+        first, second = operation.operands
+        is_float = isinstance(first.type.element_type, ir.FloatType)
+        # XLA knows the kind of a collective's sum or maximum by its op.
+        if not is_float or operation.parent.name in _COLLECTIVES:
+            continue
+        direction = hlo.ComparisonDirectionAttr.get(_BY_COMPARISON[operation.name])
+        unequal = hlo.ComparisonDirectionAttr.get("NE")
+        with operation.location, ir.InsertionPoint(operation):
+            is_chosen = hlo.or_(
+                hlo.compare(first, second, direction),
+                hlo.compare(first, first, unequal),
+            )
+            chosen = hlo.select(is_chosen, first, second)
+        operation.results[0].replace_all_uses_with(chosen)
+        operation.erase()
+
+
+_COLLECTIVES = {"stablehlo.all_reduce", "stablehlo.reduce_scatter"}
 _lib: Any = _private_lib
 _merge: Callable[..., str] = _private_mlir.merge_mlir_modules
 _device_list = _lib.xla_client.DeviceList
@@ -689,6 +720,7 @@ def platform_key() -> str:
         target.id,
         _host_features(),
         _OPTIONS | FAST_OPTIONS,
+        _BY_COMPARISON,
     )
     return hashlib.blake2b(
         "|".join(map(str, parts)).encode(), digest_size=8
