@@ -15,6 +15,7 @@ from tests.lazygraph.edits import apply_script, script
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 10**9))
+@pytest.mark.slow
 def test_of_any_two_graphs_the_script_is_short_symmetric_and_right(seed):
     """At most twice the generator's; b comes out of it; nothing differs from itself."""
     a, b, most = dags.pair(seed)

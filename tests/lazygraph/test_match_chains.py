@@ -40,6 +40,7 @@ def test_edits_of_single_rows_cost_at_most_twice_what_was_counted(count):
         check(hlo_chains.pair(seed, 120, edits), 2, scopes=seed % 2 == 0)
 
 
+@pytest.mark.slow
 def test_an_op_behind_every_layer_does_not_exchange_layers_that_stand_side_by_side():
     """Two like layers in each period; nearly every row reads another op than before."""
     one = hlo_chains.chain(_Chosen((0, 0, 2, 1), 3), 1_250)

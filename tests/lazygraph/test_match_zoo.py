@@ -30,6 +30,7 @@ def check(found, pair, truth):
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 10**9), st.sampled_from([1, 2, 3, 5]))
+@pytest.mark.slow
 def test_of_programs_of_all_kinds_the_script_is_short_symmetric_and_right(seed, blocks):
     pair = hlo_zoo.pair(seed, blocks)
     a, b, truth = pair.graphs()

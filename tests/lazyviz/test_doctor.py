@@ -26,6 +26,7 @@ def advised_settings():
     }
 
 
+@pytest.mark.slow
 def test_versions_device_cache_memory_and_processors_are_told():
     names = set(found())
 

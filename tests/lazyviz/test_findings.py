@@ -174,6 +174,7 @@ def test_the_cause_that_is_named_is_the_most_frequent_whatever_numbers_it_has():
     )
 
 
+@pytest.mark.slow
 def test_of_22_graphs_the_most_frequent_cause_is_counted_whole(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "compile_tier", "fast")
     w = torch.ones(4, 3).to(DEVICE)

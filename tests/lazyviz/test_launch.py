@@ -116,6 +116,7 @@ def test_a_rank_behind_the_others_is_shown_with_steps_and_time(tmp_path):
     assert behind[1:2] + behind[4:] == ("1", "2 steps, 2.0 s")
 
 
+@pytest.mark.slow
 def test_the_live_view_is_one_output_that_is_updated(tmp_path, shell):
     script = tmp_path / "train.py"
     script.write_text("import time\ntime.sleep(1.5)\n")

@@ -88,6 +88,7 @@ def test_a_failing_cell_ends_the_tour_with_its_traceback(tmp_path):
     assert "\x1b" not in printed + page
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ends_is_told(tmp_path):
     status, printed, _ = run(tmp_path, ("code", "import os\nos._exit(3)"))
 

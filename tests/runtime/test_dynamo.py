@@ -317,6 +317,7 @@ def adam_step(device, compiler):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
 @pytest.mark.lazy_only("is about what is recorded")
+@pytest.mark.slow
 def test_a_whole_compiled_step_records_its_graphs_once_and_trains_as_on_the_cpu():
     torch.manual_seed(2)
     batches = [torch.randn(5, 3) for _ in range(4)]

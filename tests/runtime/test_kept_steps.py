@@ -210,7 +210,7 @@ def recorded_adversaries(steps):
 
 
 @pytest.mark.parametrize(
-    "kind", thinned(["plain", "accumulated", "compiled", "adversaries"], 2)
+    "kind", thinned(["plain", "accumulated", "compiled", "adversaries"], 4)
 )
 def test_results_of_kept_steps_have_the_bits_that_they_had(kind):
     train = recorded_adversaries if kind == "adversaries" else None

@@ -207,6 +207,7 @@ def test_layers_of_different_sizes_stay_one_program():
     assert not isinstance(build(), linked.LinkedExecutable)
 
 
+@pytest.mark.slow
 def test_a_peek_and_the_optimised_build_are_whole_programs():
     model = Model(4).to(DEVICE)
     x = torch.ones(5, 4, device=DEVICE)
@@ -224,6 +225,7 @@ def test_a_peek_and_the_optimised_build_are_whole_programs():
     )
 
 
+@pytest.mark.slow
 def test_views_of_the_program_are_of_the_whole():
     train(Model(4), DEVICE)
     (graph,) = lazyrt.compiled_graphs()
