@@ -20,7 +20,7 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazyrt.frontend.buffers import state_of
-from lazyviz.shell import displayed as formatters
+from lazyviz.shell import displayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -313,11 +313,11 @@ def exchanges() -> None:
             lazyrt.shards_of(WHOLE.to("lazyrt")),
         ],
     )
-    page = formatters._page(lazyrt, grid, "")
+    page = displayed._page(lazyrt, grid, "")
     tell("page", re.findall(r">([^<]+)<", page[page.index("split (") :]))
     shell: Any = InteractiveShell()
     shell.display_formatter.active_types = ["text/plain"]
-    shown = formatters._tensor_bundle(shell, lambda: None)(grid)["text/plain"]
+    shown = displayed._tensor_bundle(shell, lambda: None)(grid)["text/plain"]
     tell("terminal", shown.splitlines()[-5:])
     product = w @ v
     before = lazyrt.counters()

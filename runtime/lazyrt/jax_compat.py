@@ -54,6 +54,8 @@ _OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "constant_folding"}
 
 # XLA's CPU library (YNN) drops NaN in the maxima and minima that it knows. It knows none by these.
 _BY_COMPARISON = {"stablehlo.maximum": "GT", "stablehlo.minimum": "LT"}
+# XLA knows the kind of a collective's sum or maximum by its op.
+_COLLECTIVES = {"stablehlo.all_reduce", "stablehlo.reduce_scatter"}
 
 # A position in the text itself, which nobody has.
 _NOWHERE = re.compile(r' loc\("-":\d+:\d+\)')
@@ -136,7 +138,6 @@ def _keep_nan(module: Any) -> None:
     for operation in found:
         first, second = operation.operands
         is_float = isinstance(first.type.element_type, ir.FloatType)
-        # XLA knows the kind of a collective's sum or maximum by its op.
         if not is_float or operation.parent.name in _COLLECTIVES:
             continue
         direction = hlo.ComparisonDirectionAttr.get(_BY_COMPARISON[operation.name])
@@ -151,7 +152,6 @@ def _keep_nan(module: Any) -> None:
         operation.erase()
 
 
-_COLLECTIVES = {"stablehlo.all_reduce", "stablehlo.reduce_scatter"}
 _lib: Any = _private_lib
 _merge: Callable[..., str] = _private_mlir.merge_mlir_modules
 _device_list = _lib.xla_client.DeviceList
