@@ -150,16 +150,18 @@ def drop(keys: Iterable[str]) -> None:
     forget_executables()
 
 
-def executable_of(fingerprint: str) -> Any:
+def executable_of(key: str) -> Any:
     """Return the executable by which steps last ran a graph; None if none is in memory.
+
+    The key may be no more than the graph's fingerprint, with which all of its keys begin.
 
     One that shares layers has no HLO of the whole, and does not count.
     """
     with _lock:
-        for key in reversed(_executables):
-            found = _executables[key]
+        for known in reversed(_executables):
+            found = _executables[known]
             is_whole = not isinstance(found, linked.LinkedExecutable)
-            if is_whole and key.startswith(fingerprint) and _is_of_step(key):
+            if is_whole and known.startswith(key) and _is_of_step(known):
                 return found
     return None
 

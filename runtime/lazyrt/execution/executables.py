@@ -9,15 +9,12 @@ and goes to the end.
 from __future__ import annotations
 
 import heapq
-import re
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lazygraph.normalize import with_all_places
 from lazygraph.readable import Readable, duration_text, plural, size_text
 from lazyrt import jax_compat
 from lazyrt.config import config
@@ -25,14 +22,8 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
 from lazyrt.execution.graph import Graph, compiled_text
 from lazyrt.execution.graph_registry import CompiledGraph, graph_registry
-from lazyrt.execution.linked import LinkedExecutable
 from lazyrt.execution.peek import forget_slices
-from lazyrt.lowering.emit import (
-    argument_types,
-    emit_text,
-    function_places,
-    result_types,
-)
+from lazyrt.lowering.emit import function_places
 from lazyrt.observe import events
 from lazyrt.observe.events import Closing
 
@@ -40,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
     from lazygraph.snapshot import Snapshot
-    from lazyrt.ir.fingerprint import Canonical
-
 
 _SHOWN = 3
 
@@ -243,7 +232,6 @@ def keep_within_budget() -> bool:
 DumpForm = Literal["ir", "stablehlo", "hlo_before", "hlo_after", "dot"]
 FORMS: tuple[DumpForm, ...] = get_args(DumpForm)
 
-_DATA = re.compile(r"^%p\d+ : \S+$", re.MULTILINE)
 _SUFFIXES: dict[str, str] = {
     "ir": "ir.txt",
     "stablehlo": "stablehlo.mlir",
@@ -311,50 +299,27 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
 
     A graph so old that only its record is left raises UsageError.
     """
-    graph = record.canonical
+    graph, called = record.canonical, record.input_names
     if graph is None or record.snapshot is None:
         raise UsageError(
             f"{record.name} is too old to be written: only the latest graphs are kept in "
             "memory. Call dump_graphs() nearer to its compile."
         )
-    writers: dict[str, Callable[[], str]] = {
-        "ir": lambda: _ir(record, graph) + "\n",
-        "stablehlo": lambda: jax_compat.placed_text(
-            emit_text(graph, record.input_names), function_places(graph)
-        ),
-        "hlo_before": lambda: _before(record, graph),
-        "hlo_after": lambda: _after(record, graph),
-        "dot": lambda: _to_dot(record, _ir(record, graph)),
-    }
-    return writers[form]()
-
-
-def _ir(record: CompiledGraph, graph: Canonical) -> str:
-    """Return the IR with the names of its inputs, which come from no line."""
-    names, ranks = record.input_names, count()
-
-    def named(found: re.Match[str]) -> str:
-        name = names.get(next(ranks), "")
-        return f"{found[0]}  # {name}" if name else found[0]
-
-    return _DATA.sub(named, Graph(graph.roots).to_text())
-
-
-def _before(record: CompiledGraph, graph: Canonical) -> str:
-    text = emit_text(graph, record.input_names)
-    return with_all_places(jax_compat.hlo_text(text, function_places(graph)))
-
-
-def _after(record: CompiledGraph, graph: Canonical) -> str:
+    ir = Graph(graph.roots)
+    computation = ir.lower(called)
+    match form:
+        case "ir":
+            return ir.to_text(called) + "\n"
+        case "dot":
+            return _to_dot(record, ir.to_text(called))
+        case "stablehlo":
+            places = function_places(graph)
+            return jax_compat.placed_text(computation.as_text(), places)
+        case "hlo_before":
+            return computation.as_text(form)
     fast = record.key.tier == "fast"
     key = compiler.graph_key(graph, record.key.donated, fast=fast)
-    executable = compiler.lookup(key)
-    if executable is None or isinstance(executable, LinkedExecutable):
-        names = record.input_names
-        executable = compiler.compile_uncounted(
-            emit_text(graph, names), argument_types(graph), result_types(graph), names
-        )
-    return compiled_text(executable)
+    return computation.known_hlo(key) or computation.as_text("hlo")
 
 
 def _to_dot(record: CompiledGraph, ir: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,22 +84,33 @@ class Graph:
         """The fingerprint if somebody has asked for it before, else an empty string."""
         return self._canonical.fingerprint if self._canonical is not None else ""
 
-    def to_text(self) -> str:
-        """Return one line for each node: id, op, operands, type, and where it came from."""
+    def to_text(self, called: Mapping[int, str] | None = None) -> str:
+        """Return one line for each node: id, op, operands, type, and where it came from.
+
+        Args:
+            called: What the user calls inputs that are data, by their rank among those.
+        """
         names = {leaf: _leaf_name(leaf) for leaf in self.parameters}
-        lines = [
-            f"{names[leaf]} : {type_text(leaf.shape, leaf.dtype)}"
-            for leaf in self.parameters
-        ]
+        ranks = itertools.count()
+        lines = []
+        for leaf in self.parameters:
+            name = (called or {}).get(next(ranks)) if leaf.kind == "data" else None
+            comment = f"  # {name}" if name else ""
+            kind = type_text(leaf.shape, leaf.dtype)
+            lines.append(f"{names[leaf]} : {kind}{comment}")
         lines += [_node_line(node, names) for node in self.nodes]
         lines.append(
             "return " + ", ".join(_reference(root, names) for root in self.roots)
         )
         return "\n".join(lines)
 
-    def lower(self) -> Computation:
-        """Return the StableHLO computation of this graph; nothing is compiled yet."""
-        return Computation(self)
+    def lower(self, called: Mapping[int, str] | None = None) -> Computation:
+        """Return the StableHLO computation of this graph; nothing is compiled yet.
+
+        Args:
+            called: What the user calls arguments, by their position.
+        """
+        return Computation(self, called)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -117,8 +129,9 @@ class Computation:
     compiles: `as_text("hlo")` compiles a copy for the eye.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, called: Mapping[int, str] | None = None) -> None:
         self._graph = graph
+        self._called = called
 
     @property
     def fingerprint(self) -> str:
@@ -152,12 +165,15 @@ class Computation:
             "lazyrt lowers to), 'hlo_before' or 'hlo' (what XLA made of it)."
         )
 
-    def known_hlo(self) -> str | None:
+    def known_hlo(self, key: str = "") -> str | None:
         """Return the optimised HLO of the executable that steps run; None without one.
 
         Compiles nothing. It may differ from `as_text("hlo")` in which inputs are donated.
+
+        Args:
+            key: Of the executable; by default of the one that ran last.
         """
-        executable = compiler.executable_of(self.fingerprint)
+        executable = compiler.executable_of(key or self.fingerprint)
         return None if executable is None else compiled_text(executable)
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -176,7 +192,8 @@ class Computation:
     @cached_property
     def _stablehlo(self) -> str:
         graph = self._graph.canonical
-        return emit_text(graph, partitioned=mesh_of(graph) is not None)
+        is_split = mesh_of(graph) is not None
+        return emit_text(graph, self._called, partitioned=is_split)
 
     @cached_property
     def _executable(self) -> Any:
@@ -185,7 +202,8 @@ class Computation:
             self._stablehlo,
             argument_types(graph),
             result_types(graph),
-            placements=placements_of(graph),
+            self._called,
+            placements_of(graph),
         )
 
     def __repr__(self) -> str:
