@@ -786,6 +786,7 @@ memory.describe_holders(_largest_holders)
 _PUTS = frozenset(
     ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
 )
+_DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.DictComp)  # fmt: skip
 
 
 def line_of_keeping(path: str, site: SourceLocation | None) -> SourceLocation | None:
@@ -819,25 +820,17 @@ def _lines(tree: ast.AST, wanted: str) -> Iterator[int]:
             case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _PUTS:
                 targets = [owner]
             case ast.Assign(targets=many, value=value):
+                items = map(type, ast.iter_child_nodes(value))
+                has_items = any(issubclass(kind, ast.expr) for kind in items)
+                is_display = isinstance(value, _DISPLAYS)
                 targets = [t.value for t in many if isinstance(t, ast.Subscript)]
-                targets += many if _has_items(value) else []
+                targets += many if is_display and has_items else []
             case ast.AugAssign(target=target):
                 targets = [target]
             case _:
                 continue
         if any(_last_name(target) == wanted for target in targets):
             yield node.lineno
-
-
-def _has_items(node: ast.expr) -> bool:
-    """Return whether an expression writes out a collection with something in it."""
-    match node:
-        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-            return bool(items)
-        case ast.Dict(values=values):
-            return bool(values)
-    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp)
-    return isinstance(node, comprehensions)
 
 
 def _last_name(node: ast.expr) -> str:

@@ -16,6 +16,7 @@ import itertools
 import linecache
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,7 +44,7 @@ from lazyrt.lowering import collectives
 from lazyrt.lowering.collectives import is_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType
 
 
@@ -161,6 +162,8 @@ def _reduction(options: Any) -> str:
     return name
 
 
+_Tensors = Sequence[torch.Tensor]
+_Lists = Sequence[_Tensors]
 # Their stubs know the overloads of C++ alone.
 _ProcessGroup: Any = dist.ProcessGroup
 _Work: Any = dist.Work
@@ -336,11 +339,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             pending.transient += [state_of(value).base for value in values]
 
     def _one_by_one(
-        self,
-        call: Callable[..., Any],
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        opts: Any,
+        self, call: Callable[..., Any], outputs: _Tensors, inputs: _Tensors, opts: Any
     ) -> Any:
         """Record a collective for each output and its input."""
         for output, one in zip(outputs, inputs, strict=True):
@@ -349,7 +348,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # ------------------------------------------------------------------- reductions
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce tensors over all ranks, in place."""
         kind = _reduction(opts)
         self._write(
@@ -357,7 +356,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
         return compat.finished_work([*tensors])
 
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def reduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce tensors; all ranks compute it, and one keeps it."""
         kind = _reduction(opts)
         found = [self._compute(collectives.all_reduce, t, kind) for t in tensors]
@@ -365,10 +364,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return compat.finished_work([*tensors])
 
     def _reduce_scatter_base(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        opts: Any = None,
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Any:
         flat = input.reshape(self.size(), -1)
         value = self._compute(collectives.reduce_scatter, flat, _reduction(opts))
@@ -376,19 +372,13 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return compat.finished_work([output])
 
     def reduce_scatter_tensor_coalesced(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
+        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> Any:
         """Reduce tensors and give each rank a part."""
         return self._one_by_one(self._reduce_scatter_base, outputs, inputs, opts)
 
     def reduce_scatter(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[Sequence[torch.Tensor]],
-        opts: Any = None,
+        self, outputs: _Tensors, inputs: _Lists, opts: Any = None
     ) -> Any:
         """Reduce lists of tensors and give each rank the one of its number."""
         stacked = [torch.stack([*parts]) for parts in inputs]
@@ -396,7 +386,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------- copies
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Give all ranks the tensors of one."""
         source = int(getattr(opts, "rootRank", 0))
         self._write(
@@ -405,30 +395,19 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return compat.finished_work([*tensors])
 
     def _allgather_base(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        opts: Any = None,
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Any:
         value = self._compute(collectives.all_gather, input.reshape(1, -1))
         self._write([output], [value])
         return compat.finished_work([output])
 
     def allgather_into_tensor_coalesced(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
+        self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
     ) -> Any:
         """Collect the tensors of all ranks in one for each."""
         return self._one_by_one(self._allgather_base, outputs, inputs, opts)
 
-    def allgather(
-        self,
-        outputs: Sequence[Sequence[torch.Tensor]],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-    ) -> Any:
+    def allgather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> Any:
         """Collect the tensors of all ranks in lists."""
         for parts, one in zip(outputs, inputs, strict=True):
             _check_alike("all_gather", (one, *parts))
@@ -436,24 +415,14 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._write(parts, value.unbind(0))
         return compat.finished_work([list(parts) for parts in outputs])
 
-    def gather(
-        self,
-        outputs: Sequence[Sequence[torch.Tensor]],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-    ) -> Any:
+    def gather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> Any:
         """Collect the tensors of all ranks in lists of one; all compute it."""
         for parts, one in itertools.zip_longest(outputs, inputs):
             value = self._compute(collectives.all_gather, one.reshape(1, -1))
             self._write_on(getattr(opts, "rootRank", 0), parts, value.unbind(0))
         return compat.finished_work([list(parts) for parts in outputs])
 
-    def scatter(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[Sequence[torch.Tensor]],
-        opts: Any = None,
-    ) -> Any:
+    def scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> Any:
         """Give each rank one of a rank's tensors."""
         source = int(getattr(opts, "rootRank", 0))
         for number, output in enumerate(outputs):
@@ -485,12 +454,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._write([output], [value])
         return compat.finished_work([output])
 
-    def alltoall(
-        self,
-        outputs: Sequence[torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = None,
-    ) -> Any:
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Exchange equal tensors with all ranks."""
         _check_alike("all_to_all", (*inputs, *outputs))
         value = self._compute(collectives.all_to_all, torch.stack([*inputs]))
@@ -507,17 +471,15 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # -------------------------------------------------------------------- messages
 
-    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> Any:
+    def send(self, tensors: _Tensors, dst: int, tag: int) -> Any:
         """Give another rank tensors, when it is waited for."""
         return self._message(tensors, self.rank(), dst, tag)
 
-    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> Any:
+    def recv(self, tensors: _Tensors, src: int, tag: int) -> Any:
         """Take tensors from another rank, when it is waited for."""
         return self._message(tensors, src, self.rank(), tag)
 
-    def _message(
-        self, tensors: Sequence[torch.Tensor], src: int, dst: int, tag: int
-    ) -> Any:
+    def _message(self, tensors: _Tensors, src: int, dst: int, tag: int) -> Any:
         """Note a broadcast of two ranks, for the first wait to record."""
         source = self._ranks[src]
         pair = sorted((source, self._ranks[dst]))
