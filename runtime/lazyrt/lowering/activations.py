@@ -85,17 +85,13 @@ def silu(ctx: OpContext, x: Array) -> Array:
     return lax.mul(x, lax.logistic(x))
 
 
-@lowers("aten.sigmoid_backward.default")
+@lowers("aten.sigmoid_backward.default", "aten.tanh_backward.default")
 def sigmoid_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
     grad, y = broadcast(*ctx.cast(grad, y))
-    slope = lax.mul(y, lax.sub(scalar_like(y, 1), y))
-    return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
-
-
-@lowers("aten.tanh_backward.default")
-def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
-    grad, y = broadcast(*ctx.cast(grad, y))
-    slope = lax.sub(scalar_like(y, 1), lax.mul(y, y))
+    one = scalar_like(y, 1)
+    slope = lax.mul(y, lax.sub(one, y))
+    if "tanh" in ctx.name:
+        slope = lax.sub(one, lax.mul(y, y))
     return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
 
 

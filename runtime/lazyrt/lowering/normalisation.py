@@ -73,18 +73,22 @@ def native_layer_norm_backward(
     weight: Array | None,
     bias: Array | None,
     output_mask: Sequence[bool],
-) -> tuple[Array | None, Array | None, Array | None]:
+) -> tuple[Array, Array, Array]:
     grad, x, mean, rstd = ctx.cast(grad, x, mean, rstd)
     first = x.ndim - len(normalized_shape)
     inner, outer = tuple(range(first, x.ndim)), tuple(range(first))
     rstd = expand(rstd, x.shape)
     normal = lax.mul(lax.sub(x, expand(mean, x.shape)), rstd)
-    d_weight = lax.reduce_sum(lax.mul(grad, normal), outer) if output_mask[1] else None
-    d_bias = lax.reduce_sum(grad, outer) if output_mask[2] else None
-    if not output_mask[0]:
-        return None, d_weight, d_bias
-    scaled = grad if weight is None else _affine(grad, *ctx.cast_optional(weight, None))
-    return _normal_gradient(scaled, normal, rstd, inner), d_weight, d_bias
+    scaled = _affine(grad, *ctx.cast_optional(weight, None))
+    d_x = _normal_gradient(scaled, normal, rstd, inner)
+    return d_x, *_affine_gradients(grad, normal, outer)
+
+
+def _affine_gradients(
+    grad: Array, normal: Array, dims: Sequence[int]
+) -> tuple[Array, Array]:
+    """Return the gradients of weight and bias; those that nobody asked for are dropped."""
+    return lax.reduce_sum(lax.mul(grad, normal), dims), lax.reduce_sum(grad, dims)
 
 
 def _normal_gradient(
@@ -138,7 +142,7 @@ def native_group_norm_backward(
     hxw: int,
     group: int,
     output_mask: Sequence[bool],
-) -> tuple[Array | None, Array | None, Array | None]:
+) -> tuple[Array, Array, Array]:
     grad, x, mean, rstd = ctx.cast(grad, x, mean, rstd)
     shape = (n, group, c // group * hxw)
     rstd = expand(lax.reshape(rstd, (n, group, 1)), shape)
@@ -146,15 +150,12 @@ def native_group_norm_backward(
         lax.reshape(x, shape), expand(lax.reshape(mean, (n, group, 1)), shape)
     )
     normal = lax.mul(centred, rstd)
-    by_channel = lax.reshape(normal, (n, c, hxw)), lax.reshape(grad, (n, c, hxw))
-    d_weight = lax.reduce_sum(lax.mul(*by_channel), (0, 2)) if output_mask[1] else None
-    d_bias = lax.reduce_sum(by_channel[1], (0, 2)) if output_mask[2] else None
-    if not output_mask[0]:
-        return None, d_weight, d_bias
+    channels = (n, c, hxw)
     (scale,) = ctx.cast_optional(weight)
     scaled = _affine(grad, _channels(scale, grad.ndim), None)
     d_x = _normal_gradient(lax.reshape(scaled, shape), normal, rstd, (2,))
-    return lax.reshape(d_x, x.shape), d_weight, d_bias
+    by_channel = lax.reshape(grad, channels), lax.reshape(normal, channels)
+    return lax.reshape(d_x, x.shape), *_affine_gradients(*by_channel, (0, 2))
 
 
 def _spread(x: Array, like: Array) -> Array:
@@ -251,7 +252,7 @@ def native_batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
-) -> tuple[Array | None, Array | None, Array | None]:
+) -> tuple[Array, Array, Array]:
     compute = opmath_dtype(to_torch_dtype(x.dtype))
     grad, x = cast(grad, compute), cast(x, compute)
     if train:
@@ -262,16 +263,12 @@ def native_batch_norm_backward(
     mean, rstd = (_spread(v, x) for v in (mean, rstd))
     normal = lax.mul(lax.sub(x, mean), rstd)
     dims = (0, *range(2, x.ndim))
-    d_weight = lax.reduce_sum(lax.mul(grad, normal), dims) if output_mask[1] else None
-    d_bias = lax.reduce_sum(grad, dims) if output_mask[2] else None
-    if not output_mask[0]:
-        return None, d_weight, d_bias
     scale = None if weight is None else _channels(cast(weight, compute), x.ndim)
     scaled = _affine(grad, scale, None)
-    d_x = (
-        _normal_gradient(scaled, normal, rstd, dims) if train else lax.mul(scaled, rstd)
-    )
-    return d_x, d_weight, d_bias
+    d_x = lax.mul(scaled, rstd)
+    if train:
+        d_x = _normal_gradient(scaled, normal, rstd, dims)
+    return d_x, *_affine_gradients(grad, normal, dims)
 
 
 @lowers("aten._weight_norm_interface_backward.default")

@@ -138,27 +138,14 @@ def _in_float(x: Array) -> Array:
     return cast(x, opmath_dtype(to_torch_dtype(x.dtype)))
 
 
-@lowers("aten.var.correction")
+@lowers("aten.var.correction", "aten.std.correction", "aten.var_mean.correction")
 def var(
     ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> Array:
-    variance, _mean = moments(_in_float(x), axes(dim, x.ndim), correction)
-    return _finish(ctx, variance)
-
-
-@lowers("aten.std.correction")
-def std(
-    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> Array:
-    return lax.sqrt(var(ctx, x, dim, correction))
-
-
-@lowers("aten.var_mean.correction")
-def var_mean(
-    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
-) -> tuple[Array, Array]:
-    variance, mean_ = moments(_in_float(x), axes(dim, x.ndim), correction)
-    return _finish(ctx, variance), _finish(ctx, mean_)
+) -> list[Array]:
+    found = moments(_in_float(x), axes(dim, x.ndim), correction)
+    variance, mean_ = (_finish(ctx, part) for part in found)
+    first = lax.sqrt(variance) if "std" in ctx.name else variance
+    return [first, mean_][: len(ctx.outs)]
 
 
 @lowers("aten.logsumexp.default")
