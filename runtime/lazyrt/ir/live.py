@@ -491,26 +491,25 @@ def _place_of(item: Any, items: list[Any], start: int) -> int:
     return next(k for k in range(start, len(items)) if items[k] is item)
 
 
+def _add_number(kind: LeafKind, number: Any, numbers: list[Any]) -> Leaf:
+    """Append to the numbers of the pending step; return the leaf of the new one."""
+    position = len(numbers)
+    numbers.append(number)
+    if numbers[position] is not number:  # a finaliser's op came in between
+        position = _place_of(number, numbers, position)
+    return _number_leaf(kind, position)
+
+
 def float_leaf(number: float) -> Leaf:
     """Make a Python float an input of the pending step."""
     _find_here()
-    floats = pending.floats
-    position = len(floats)
-    floats.append(number)
-    if floats[position] is not number:
-        position = _place_of(number, floats, position)
-    return _number_leaf("float", position)
+    return _add_number("float", number, pending.floats)
 
 
 def int_leaf(number: int) -> Leaf:
     """Make a Python int an input of the pending step."""
     _find_here()
-    ints = pending.ints
-    position = len(ints)
-    ints.append(number)
-    if ints[position] is not number:
-        position = _place_of(number, ints, position)
-    return _number_leaf("int", position)
+    return _add_number("int", number, pending.ints)
 
 
 # Every generator that a program still has.
@@ -549,12 +548,7 @@ def random_leaf(source: Generator = generator) -> Leaf:
     _find_here()
     drawn = source.offset
     source.offset = drawn + 1
-    state, states = (source.seed, drawn), pending.rng
-    position = len(states)
-    states.append(state)
-    if states[position] is not state:
-        position = _place_of(state, states, position)
-    return _number_leaf("rng", position)
+    return _add_number("rng", (source.seed, drawn), pending.rng)
 
 
 def draw(count: int, source: Generator = generator) -> None:
