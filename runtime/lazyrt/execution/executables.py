@@ -371,7 +371,7 @@ _TRIES = 5
 
 
 class DeviceTrace(Closing):
-    """A trace of the device, taken until it is closed.
+    """A trace of what the device runs, instruction by instruction, taken until it is closed.
 
     Attributes:
         data: The trace as bytes of an XSpace proto; empty until it is closed.
@@ -399,6 +399,9 @@ class DeviceTrace(Closing):
             self.fault = _fault(error)
 
 
+device_trace = DeviceTrace
+
+
 def _fault(error: RuntimeError) -> str:
     return (
         f"no trace of the device was taken: {str(error).rstrip('.')}. There is one at a time: end the other one "
@@ -415,15 +418,6 @@ def _epoch_ns() -> int:
         after = time.perf_counter_ns()
         found.append((after - before, since_1970 - (before + after) // 2))
     return min(found)[1]
-
-
-def device_trace() -> DeviceTrace:
-    """Trace what the device runs, instruction by instruction, from now on.
-
-    Returns:
-        Close it, or use it in `with`, to stop; then it has the trace, or why there is none.
-    """
-    return DeviceTrace()
 
 
 def compiled_texts(fingerprint: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import compiler, cost_model
 from lazyrt.ir import node as ir
 from lazyrt.ir.fingerprint import Canonical, canonicalise
-from lazyrt.ir.node import Leaf, Node, Provenance, Value, map_values, type_text, walk
+from lazyrt.ir.node import Leaf, Node, Provenance, Value, type_text, walk
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,
@@ -225,8 +225,9 @@ def _reference(value: Value, names: dict[Leaf, str]) -> str:
 
 
 def _node_line(node: Node, names: dict[Leaf, str]) -> str:
-    args = map_values(node.args, lambda value: _Text(_reference(value, names)))
-    shown = ", ".join(_arg_text(arg) for arg in args)
+    shown = ", ".join(
+        ir.arg_text(arg, lambda value: _reference(value, names)) for arg in node.args
+    )
     types = ", ".join(
         type_text(v.shape, v.dtype) if v is not None else "none" for v in node.outputs
     )
@@ -235,17 +236,3 @@ def _node_line(node: Node, names: dict[Leaf, str]) -> str:
     ]
     comment = f"  # {', '.join(where)}" if where else ""
     return f"%{node.id} = {node.op.name}({shown}) : {types}{comment}"
-
-
-class _Text(str):
-    __slots__ = ()
-
-
-def _arg_text(arg: object) -> str:
-    if isinstance(arg, _Text):
-        return str(arg)
-    if isinstance(arg, tuple):
-        if len(arg) == 2 and arg[0] in {float, bool, complex}:  # noqa: PLR2004
-            return str(arg[1])
-        return "[" + ", ".join(_arg_text(part) for part in arg) + "]"
-    return str(arg)

@@ -20,6 +20,7 @@ from lazyrt.frontend.torch_compat import aten
 from lazyrt.ir.live import float_leaf, int_leaf, pending
 from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import indexing
+from lazyrt.lowering.shape_ops import slice_bounds
 
 _MAX_SITES = 50_000
 
@@ -190,19 +191,13 @@ def lift_positions(op: Op, args: tuple[Any, ...], depth: int) -> _Rewrite | None
     return build(int_leaf(start))
 
 
-def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
-    """Return slice bounds as torch clamps them."""
-    first, last, _ = slice(start, end).indices(size)
-    return first, max(last, first)
-
-
 def _part(
     value: Value, dim: int, start: int | None, end: int | None, step: int
 ) -> tuple[int, int] | None:
     """Return start and size of a slice that has a position: neither empty nor all, step 1."""
     if step != 1 or not value.shape:
         return None
-    first, last = _bounds(value.shape[dim], start, end)
+    first, last = slice_bounds(value.shape[dim], start, end)
     size = last - first
     return None if size in {0, value.shape[dim]} else (first, size)
 

@@ -30,6 +30,7 @@ from lazyrt.ir.node import (
     Node,
     Provenance,
     Value,
+    arg_text,
     iter_values,
     listed,
     map_values,
@@ -333,7 +334,7 @@ def _node(node: Node, numbers: Mapping[Any, int]) -> Vertex:
     origin = node.provenance
     return Vertex(
         node.op.name,
-        tuple(map(_text, node.args)),
+        tuple(arg_text(arg, lambda _: OPERAND) for arg in node.args),
         tuple(
             "none" if value is None else type_text(value.shape, value.dtype)
             for value in node.outputs
@@ -344,16 +345,6 @@ def _node(node: Node, numbers: Mapping[Any, int]) -> Vertex:
         origin.backward is not None,
         next((site.cell for site in origin.stack if site.cell is not None), None),
     )
-
-
-def _text(arg: Any) -> str:
-    if isinstance(arg, Value):
-        return OPERAND
-    if arg.__class__ is tuple:
-        if len(arg) == 2 and arg[0] in {float, bool, complex}:  # noqa: PLR2004
-            return str(arg[1]).strip("'")
-        return f"[{', '.join(map(_text, arg))}]"
-    return str(arg)
 
 
 # ------------------------------------------------------- equal ops that are several nodes

@@ -430,6 +430,17 @@ def strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return tuple(tensor.stride())
 
 
+def arg_text(arg: Any, reference: Callable[[Value], str]) -> str:
+    """Return an entry of a node's arguments as listings show it, with `reference` for values."""
+    if isinstance(arg, Value):
+        return reference(arg)
+    if arg.__class__ is tuple:
+        if len(arg) == 2 and arg[0].__class__ is type:  # noqa: PLR2004 - a tagged number
+            return str(arg[1])
+        return f"[{', '.join(arg_text(part, reference) for part in arg)}]"
+    return str(arg)
+
+
 def nbytes_of(value: Value) -> int:
     """Return the size of a value's data, in bytes."""
     return math.prod(value.shape) * value.dtype.itemsize

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from lazyrt.ir.node import contiguous_strides
 from lazyrt.lowering.arrays import (
     Array,
     axes,
@@ -93,13 +94,10 @@ def transpose(ctx: OpContext, x: Array, dim0: int, dim1: int) -> Array:
     return lax.transpose(x, order)
 
 
-def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
     """Return a slice's limits as torch clamps them."""
-    start = 0 if start is None else start
-    end = size if end is None else end
-    start = min(max(start + size if start < 0 else start, 0), size)
-    end = min(max(end + size if end < 0 else end, start), size)
-    return start, end
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(last, first)
 
 
 @lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
@@ -112,7 +110,7 @@ def slice_(
     step: int = 1,
 ) -> Array:
     d = axis(dim, x.ndim)
-    low, high = _bounds(x.shape[d], start, end)
+    low, high = slice_bounds(x.shape[d], start, end)
     return lax.slice_in_dim(x, low, high, step, axis=d)
 
 
@@ -133,7 +131,7 @@ def slice_scatter(
     step: int = 1,
 ) -> Array:
     d = axis(dim, x.ndim)
-    low, high = _bounds(x.shape[d], start, end)
+    low, high = slice_bounds(x.shape[d], start, end)
     source = cast(source, ctx.out.dtype)
     if (low, high, step) == (0, x.shape[d], 1):
         return expand(source, x.shape)
@@ -278,12 +276,8 @@ def _strided_index(
     return index, overlaps
 
 
-def _contiguous_strides(size: Sequence[int]) -> list[int]:
-    return [math.prod(size[k + 1 :]) for k in range(len(size))]
-
-
 def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
-    natural = _contiguous_strides(size)
+    natural = contiguous_strides(size)
     return all(n == 1 or s == c for n, s, c in zip(size, stride, natural, strict=True))
 
 
