@@ -235,7 +235,10 @@ def test_a_block_at_whose_end_ctrl_c_comes_is_over(call, monkeypatch):
         patched.setattr(lazyrt.step, "__exit__", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call(x)
+        with pytest.raises(KeyboardInterrupt), lazyrt.step("here"):
+            y = x * 3
 
+    assert y.tolist() == [3.0, 3.0]
     for _ in range(2):
         assert call(x).tolist() == [2.0, 2.0]
 

@@ -7,6 +7,7 @@ a new thread is in none.
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import sys
 import threading
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 # ----------------------------------------------------------- whether a block still runs
 # A block says so itself when it ends, but for one moment: Ctrl-C that comes while `__exit__` is being
-# called is raised before that has done anything. Such a block is over once its function is.
+# called is raised before that has done anything.
 
 
 _IN_PIECES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _ENTERS = dis.opmap.get("BEFORE_WITH", -1)
+_INSTRUCTION = 2  # bytes
 
 
 class Block(NamedTuple):
@@ -34,6 +36,7 @@ class Block(NamedTuple):
 
     frame: int
     code: CodeType
+    instruction: int
     thread: int
 
 
@@ -43,10 +46,10 @@ def entered_by(frame: FrameType) -> Block | None:
     A generator or a coroutine is left and entered again, and what calls `__enter__` by itself may end
     before the block does.
     """
-    code = frame.f_code
-    if code.co_flags & _IN_PIECES or code.co_code[frame.f_lasti] != _ENTERS:
+    code, instruction = frame.f_code, frame.f_lasti
+    if code.co_flags & _IN_PIECES or code.co_code[instruction] != _ENTERS:
         return None
-    return Block(id(frame), code, threading.get_ident())
+    return Block(id(frame), code, instruction, threading.get_ident())
 
 
 def has_ended(block: Block | None) -> bool:
@@ -56,9 +59,28 @@ def has_ended(block: Block | None) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if id(frame) == block.frame and frame.f_code is block.code:
-            return False
+            return not _is_within(block.code, block.instruction, frame.f_lasti)
         frame = frame.f_back
     return True
+
+
+@functools.lru_cache(maxsize=1_024)
+def _is_within(code: CodeType, instruction: int, offset: int) -> bool:
+    """Return whether an exception at an offset would reach the end of the block that begins there."""
+    entries: list[Any] = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+
+    def target(offset: int) -> int | None:
+        found = (e.target for e in entries if e.start <= offset < e.end)
+        return next(found, None)
+
+    end = target(instruction + _INSTRUCTION)
+    # A handler that passes the exception on is itself guarded by the next outer one.
+    seen: set[int | None] = {None}
+    place = target(offset)
+    while place not in seen and place != end:
+        seen.add(place)
+        place = target(place)  # type: ignore[arg-type]
+    return place == end
 
 
 OnRead = Literal["error", "warn", "allow"]
