@@ -568,10 +568,8 @@ def _wait(
     purpose: Purpose = "step",
 ) -> Any:
     """Wait for a worker, interruptibly, telling listeners that it takes long."""
-    start = time.perf_counter_ns()
     timeout = config.progress_after_s
-    interrupted = True
-    try:
+    with events.waited("compile", fingerprint, purpose) as start:
         while not _is_done(future, timeout):
             timeout = _POLL_S
             events.emit(
@@ -583,19 +581,7 @@ def _wait(
                     elapsed_ns=time.perf_counter_ns() - start,
                 )
             )
-        found = future.result()
-        interrupted = False
-        return found
-    finally:
-        events.emit(
-            events.WaitFinished(
-                fingerprint=fingerprint,
-                purpose=purpose,
-                phase="compile",
-                duration_ns=time.perf_counter_ns() - start,
-                interrupted=interrupted,
-            )
-        )
+        return future.result()
 
 
 def _is_done(future: Future[Any], timeout: float | None) -> bool:

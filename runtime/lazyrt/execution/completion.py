@@ -21,7 +21,7 @@ from lazyrt.config import config
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from lazyrt.observe.events import Purpose, SourceLocation
 
@@ -83,13 +83,17 @@ def wait(timeout_s: float | None = None) -> bool:
     """
     if not in_flight():
         return True
-    with _reported_wait():
+    with events.waited("execute", *_first_running()):
         return _wait(timeout_s)
 
 
 def _wait(timeout_s: float | None) -> bool:
     if _has_thread():
-        return _wait_for_thread(timeout_s)
+        if timeout_s is not None:
+            with _changed:
+                return _changed.wait_for(lambda: not _running, timeout_s)
+        _wait_until(lambda: not _running)
+        return True
     if timeout_s is None:
         for execution in list(_running):
             _block(execution.token)
@@ -115,7 +119,7 @@ def wait_for(data: Any, *, is_result: bool = True) -> None:
     if data.is_ready():
         jax_compat.block(data)  # raises what its execution raised
         return
-    with _reported_wait():
+    with events.waited("execute", *_first_running()):
         if is_result:
             _wait_for(data)
         else:
@@ -124,40 +128,25 @@ def wait_for(data: Any, *, is_result: bool = True) -> None:
 
 def _wait_for(data: Any) -> None:
     if _has_thread():
-        start = time.perf_counter_ns()
-        pause = config.progress_after_s
-        with _changed:
-            while _running and not data.is_ready():
-                if not _changed.wait(pause):
-                    pause = _POLL_S
-                    _report_progress(start)
+        _wait_until(lambda: not _running or data.is_ready())
     jax_compat.block(data)
 
 
-@contextlib.contextmanager
-def _reported_wait() -> Iterator[None]:
-    """Tell listeners how long a wait for the device took, however it ended."""
-    running = _first_running()
+def _wait_until(is_over: Callable[[], bool]) -> None:
+    """Wait until the watcher thread has noticed an end; tell listeners if it takes long."""
     start = time.perf_counter_ns()
-    interrupted = True
-    try:
-        yield
-        interrupted = False
-    finally:
-        events.emit(
-            events.WaitFinished(
-                fingerprint=running.fingerprint if running else "",
-                purpose=running.purpose if running else "step",
-                phase="execute",
-                duration_ns=time.perf_counter_ns() - start,
-                interrupted=interrupted,
-            )
-        )
-
-
-def _first_running() -> _Execution | None:
+    pause = config.progress_after_s
     with _changed:
-        return _running[0] if _running else None
+        while not _changed.wait_for(is_over, pause):
+            pause = _POLL_S
+            _report_progress(start)
+
+
+def _first_running() -> tuple[str, Purpose]:
+    """Return the fingerprint and the purpose of what the device computes now."""
+    with _changed:
+        running = _running[0] if _running else None
+    return (running.fingerprint, running.purpose) if running else ("", "step")
 
 
 def _has_thread() -> bool:
@@ -170,18 +159,6 @@ def _has_thread() -> bool:
             )
             _thread.start()
         return _thread is not None
-
-
-def _wait_for_thread(timeout_s: float | None) -> bool:
-    start = time.perf_counter_ns()
-    with _changed:
-        if timeout_s is not None:
-            return _changed.wait_for(lambda: not _running, timeout_s)
-        pause = config.progress_after_s
-        while not _changed.wait_for(lambda: not _running, pause):
-            pause = _POLL_S
-            _report_progress(start)
-    return True
 
 
 def _notice() -> None:
@@ -233,11 +210,11 @@ def _report_end(execution: _Execution, *, exact: bool) -> None:
 
 
 def _report_progress(start: int) -> None:
-    running = _first_running()
+    fingerprint, purpose = _first_running()
     events.emit(
         events.CompileProgress(
-            fingerprint=running.fingerprint if running else "",
-            purpose=running.purpose if running else "step",
+            fingerprint=fingerprint,
+            purpose=purpose,
             phase="execute",
             nodes=0,
             elapsed_ns=time.perf_counter_ns() - start,

@@ -270,6 +270,23 @@ class Cost:
     high_ns: int = 0
 
 
+def _cost(
+    plan: Forecast, nodes: int, reused: int = 0, looks: Sequence[cost_model.Part] = ()
+) -> Cost:
+    work = cost_model.expected([*plan.gets, *plan.runs])
+    look = cost_model.expected(looks)
+    return Cost(
+        nodes=nodes,
+        reused=reused,
+        estimate_ns=work.ns,
+        compiles=plan.compiles,
+        loads=plan.loads,
+        look_ns=look.ns,
+        low_ns=work.low_ns + look.low_ns,
+        high_ns=work.high_ns + look.high_ns,
+    )
+
+
 class Inspection(Readable):
     """The graph of a step, pending or finished, that can be looked into.
 
@@ -383,35 +400,14 @@ class Inspection(Readable):
                 cone, known = again, set()
                 runs = cost_model.slice_runs(again)
                 plan = Forecast([], runs, 0, 0)
-            work = cost_model.expected([*plan.gets, *plan.runs])
-            look = cost_model.expected(cost_model.looks(value))
-            return Cost(
-                nodes=len(cone),
-                reused=len(known),
-                estimate_ns=work.ns,
-                compiles=plan.compiles,
-                loads=plan.loads,
-                look_ns=look.ns,
-                low_ns=work.low_ns + look.low_ns,
-                high_ns=work.high_ns + look.high_ns,
-            )
+            return _cost(plan, len(cone), len(known), cost_model.looks(value))
 
     def cost_of_all(self) -> Cost:
         """Return what running each node of the graph alone would take; computes nothing."""
         nodes = list(self.graph.nodes)
         cost_model.calibrate()
         with lock:
-            plan = op_forecast(nodes)
-            work = cost_model.expected([*plan.gets, *plan.runs])
-            return Cost(
-                nodes=len(nodes),
-                reused=0,
-                estimate_ns=work.ns,
-                compiles=plan.compiles,
-                loads=plan.loads,
-                low_ns=work.low_ns,
-                high_ns=work.high_ns,
-            )
+            return _cost(op_forecast(nodes), len(nodes))
 
     def materialise(
         self, node_id: int, output: int = 0, site: SourceLocation | None = None

@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -29,6 +30,7 @@ from lazygraph.snapshot import SourceLocation as SourceLocation  # noqa: PLC0414
 from lazyrt.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 
@@ -779,6 +781,28 @@ def emit(event: Event) -> None:
             listener(event)
         except Exception:  # noqa: BLE001 - the step goes on
             _log.exception("a listener failed on %s", kind.__name__)
+
+
+@contextlib.contextmanager
+def waited(
+    phase: Literal["compile", "execute"], fingerprint: str, purpose: Purpose
+) -> Iterator[int]:
+    """Tell listeners how long the block waited, however it ended; give when it began."""
+    start = time.perf_counter_ns()
+    interrupted = True
+    try:
+        yield start
+        interrupted = False
+    finally:
+        emit(
+            WaitFinished(
+                fingerprint=fingerprint,
+                purpose=purpose,
+                phase=phase,
+                duration_ns=time.perf_counter_ns() - start,
+                interrupted=interrupted,
+            )
+        )
 
 
 def _listeners_of(kind: type[Event]) -> tuple[Listener, ...]:
