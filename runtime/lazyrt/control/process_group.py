@@ -318,8 +318,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     break
             return result
 
-    def _write(self, targets: Iterable[torch.Tensor], values: Iterable[Any]) -> None:
-        """Write results, which a tensor of another device waits for."""
+    def _write(self, targets: _Tensors, values: Iterable[Any]) -> Any:
+        """Write results, which a tensor of another device waits for; return work that is finished."""
         pairs = list(zip(targets, values, strict=True))
         if any(state_of(v).is_pending and not compat.is_lazy(t) for t, v in pairs):
             barrier("a collective of CPU tensors", user_site(2))
@@ -327,10 +327,9 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for target, value in pairs:
                 if not _has_taken(target, value):
                     target.detach().copy_(value.reshape(target.shape))
+        return compat.finished_work([*targets])
 
-    def _write_on(
-        self, rank: int, targets: Iterable[torch.Tensor], values: Sequence[Any]
-    ) -> None:
+    def _write_on(self, rank: int, targets: _Tensors, values: Sequence[Any]) -> None:
         """Write results on one rank; the step computes them on the others, too."""
         if self.rank() == rank:
             self._write(targets, values)
@@ -351,10 +350,8 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce tensors over all ranks, in place."""
         kind = _reduction(opts)
-        self._write(
-            tensors, [self._compute(collectives.all_reduce, t, kind) for t in tensors]
-        )
-        return compat.finished_work([*tensors])
+        found = [self._compute(collectives.all_reduce, t, kind) for t in tensors]
+        return self._write(tensors, found)
 
     def reduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce tensors; all ranks compute it, and one keeps it."""
@@ -368,8 +365,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         flat = input.reshape(self.size(), -1)
         value = self._compute(collectives.reduce_scatter, flat, _reduction(opts))
-        self._write([output], [value])
-        return compat.finished_work([output])
+        return self._write([output], [value])
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
@@ -389,17 +385,14 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Give all ranks the tensors of one."""
         source = int(getattr(opts, "rootRank", 0))
-        self._write(
-            tensors, [self._compute(collectives.broadcast, t, source) for t in tensors]
-        )
-        return compat.finished_work([*tensors])
+        found = [self._compute(collectives.broadcast, t, source) for t in tensors]
+        return self._write(tensors, found)
 
     def _allgather_base(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Any:
         value = self._compute(collectives.all_gather, input.reshape(1, -1))
-        self._write([output], [value])
-        return compat.finished_work([output])
+        return self._write([output], [value])
 
     def allgather_into_tensor_coalesced(
         self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
@@ -451,15 +444,13 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 "Pad the parts to one size."
             )
         value = self._compute(collectives.all_to_all, input)
-        self._write([output], [value])
-        return compat.finished_work([output])
+        return self._write([output], [value])
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Exchange equal tensors with all ranks."""
         _check_alike("all_to_all", (*inputs, *outputs))
         value = self._compute(collectives.all_to_all, torch.stack([*inputs]))
-        self._write(outputs, value.unbind(0))
-        return compat.finished_work([*outputs])
+        return self._write(outputs, value.unbind(0))
 
     def barrier(self, opts: Any = None) -> Any:
         """Run what is pending, and wait for all ranks."""

@@ -11,7 +11,7 @@ import contextlib
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,16 @@ from lazyrt.frontend import argument_checks
 from lazyrt.frontend.argument_checks import PLAIN, blank, check, is_suspect, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.live import pending
-from lazyrt.ir.node import Leaf, Node, Op, Value, iter_values, map_values, strides_of
+from lazyrt.ir.node import (
+    Leaf,
+    Node,
+    Op,
+    Value,
+    is_number,
+    iter_values,
+    map_values,
+    strides_of,
+)
 from lazyrt.lowering.registry import rule_for
 
 if TYPE_CHECKING:
@@ -362,7 +371,7 @@ def _check_elements(func: torch._ops.OpOverload, args: Sequence[object]) -> None
 
     A meta kernel takes more, such as integers that have no result. One element tells.
     """
-    dtypes = {value.dtype for value in iter_values(args) if not _is_number(value)}
+    dtypes = {value.dtype for value in iter_values(args) if not is_number(value)}
     is_plain = len(dtypes) == 1 and all(dtype.is_floating_point for dtype in dtypes)
     if not dtypes or is_plain or not dtypes <= _COMMON:
         return
@@ -371,7 +380,7 @@ def _check_elements(func: torch._ops.OpOverload, args: Sequence[object]) -> None
         return
 
     def element(arg: Any) -> Any:
-        if isinstance(arg, Value) and not _is_number(arg):
+        if isinstance(arg, Value) and not is_number(arg):
             return torch.ones([1] * len(arg.shape), dtype=arg.dtype, device="cpu")
         return _to_cpu(arg) if isinstance(arg, Value) else decode(arg, element)
 
@@ -428,14 +437,9 @@ def _accepting_numbers(
     return func.overloadpacket(*positional, **keywords)
 
 
-def _is_number(value: Value) -> TypeGuard[Leaf]:
-    """Return whether a value is a Python number that is an input of the graph."""
-    return isinstance(value, Leaf) and value.kind in {"float", "int"}
-
-
 def _to_cpu(arg: Any) -> Any:
     if isinstance(arg, Value):
-        return _to_meta(arg) if _is_number(arg) else blank(arg)
+        return _to_meta(arg) if is_number(arg) else blank(arg)
     return decode(arg, _to_cpu)
 
 
@@ -454,7 +458,7 @@ def _describe(out: Any) -> Any:
 
 def _to_meta(arg: Any) -> Any:
     if isinstance(arg, Value):
-        if _is_number(arg):
+        if is_number(arg):
             return 1.5 if arg.kind == "float" else 1
         strides = arg.strides
         if strides is None:
@@ -480,7 +484,7 @@ def type_key(args: Any) -> Any:
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
-            if _is_number(arg):
+            if is_number(arg):
                 parts.append(arg.kind)
             else:
                 parts.append((arg.shape, arg.dtype, arg.strides, Value))

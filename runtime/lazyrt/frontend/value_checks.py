@@ -32,7 +32,7 @@ from lazyrt.frontend.infer import run_blank, run_on_host
 from lazyrt.frontend.provenance import is_own
 from lazyrt.frontend.torch_compat import autograd_node
 from lazyrt.ir.live import Buffer, pending
-from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.ir.node import Node, Value, is_number, iter_values
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -177,7 +177,7 @@ def check_values(node: Node, values: Values) -> None:
 
 def _on_host(value: Value, values: Values) -> Any:
     """Return an operand with its contents if it is integral, a blank that takes no memory if not."""
-    if isinstance(value, Leaf) and value.kind in {"float", "int"}:
+    if is_number(value):
         return read(value, values).item()
     if not _are_integral({value.dtype}):
         return torch.zeros((), dtype=value.dtype, device="cpu").expand(value.shape)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard
 
 import torch
 
@@ -223,6 +223,11 @@ class Leaf(Value):
 
     def __repr__(self) -> str:
         return f"%{self.kind}{self.position}:{type_text(self.shape, self.dtype)}"
+
+
+def is_number(value: Value) -> TypeGuard[Leaf]:
+    """Return whether a value is an input that is a number of Python's, whose dtype is weak."""
+    return isinstance(value, Leaf) and value.kind in {"float", "int"}
 
 
 class Node:

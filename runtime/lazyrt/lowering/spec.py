@@ -16,7 +16,7 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
-from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
+from lazyrt.ir.node import Node, Value, is_number, nbytes_of
 from lazyrt.lowering import (  # noqa: F401 - importing a module of rules registers them
     activations,
     collectives,
@@ -206,7 +206,7 @@ class Spec:
 
     def _template(self, arg: Any) -> Any:
         if isinstance(arg, Value):
-            self.operands.append(Aval(arg.shape, arg.dtype, _is_weak(arg)))
+            self.operands.append(Aval(arg.shape, arg.dtype, is_number(arg)))
             return _Operand(len(self.operands) - 1)
         if arg.__class__ is tuple:
             if len(arg) == 2 and arg[0].__class__ is type:  # noqa: PLR2004
@@ -272,17 +272,12 @@ def _key(args: Any) -> Any:
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
-            parts.append((arg.shape, arg.dtype, _is_weak(arg)))
+            parts.append((arg.shape, arg.dtype, is_number(arg)))
         elif arg.__class__ is tuple:
             parts.append(_key(arg))
         else:
             parts.append((arg.__class__, arg))
     return tuple(parts)
-
-
-def _is_weak(value: Value) -> bool:
-    """Return whether a value is a number of Python's, whose dtype gives way to others."""
-    return isinstance(value, Leaf) and value.kind in {"float", "int"}
 
 
 def lower(specs: Iterable[Spec]) -> None:
