@@ -433,9 +433,10 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> FunctionType:
     everything = ", ".join(source.names)
     lines = source.look_up(called=True)
     # Tensors that overlap without being equal have values that were not seen together before.
+    shared = f"(func, key) not in op.known and shares([{names}])"
     lines.insert(
         lines.index("if r is None:") + 1,
-        f"  if shares([{names}]): return one_by_one(func, [{everything}])",
+        f"  if {shared}: return one_by_one(func, [{everything}])",
     )
     written = ["write_all(a0, v0, r)", "count_write(a0)"]
     return source.build([*lines, *written, *_AFTER, "return None"])

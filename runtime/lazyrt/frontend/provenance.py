@@ -207,18 +207,20 @@ def call_site(depth: int = 1) -> tuple[object, int] | None:
     graph has the line that was captured, and its rank there, in whichever graph that is.
     """
     innermost = None
-    for frame in outward(sys._getframe(depth)):
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
         code = frame.f_code
         known = _codes.get(id(code)).__class__
         if known is _Package or known is _Code:  # neither torch's nor lazyrt's
             return innermost or (code, frame.f_lineno)
-        found = original(frame)
+        found = None if known is _Plain else original(frame)
         if found is not None:
             return found.stack[-1:], found.rank
         if not is_own(code):
             innermost = innermost or (code, frame.f_lineno)
             if not code.co_filename.startswith(_TORCH):
                 break
+        frame = frame.f_back
     return innermost
 
 
@@ -617,9 +619,9 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
         except ValueError:  # a thread of torch's own runs nothing but the kernel
             found = _walk(None)
         else:
-            mark = frame.f_trace
+            mark: Any = frame.f_trace
             # A step's first walk goes all the way, to find its anchor.
-            if isinstance(mark, _Mark) and mark.epoch == _epoch and live.anchor:
+            if mark.__class__ is _Mark and mark.epoch == _epoch and live.anchor:
                 found = mark.found
             else:
                 found = _walk(frame)
@@ -633,7 +635,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     backward = None
     if running is not None:
         node, sequence = running
-        forward = _forward_of(sequence, args)
+        forward = _forwards.ops.get(sequence) or _forward_of(sequence, args)
         if forward is not None:
             scope = scope or forward.scope
         backward = latest.backward
@@ -643,7 +645,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
             or backward.forward is not forward
             or backward.autograd_node != node
         ):
-            backward = BackwardOf(node, sequence, forward)
+            backward = _new(BackwardOf, (node, sequence, forward))
     # Ops of one line follow each other, and have one provenance together.
     if (
         latest.backward is not backward
@@ -777,13 +779,10 @@ def _remember_forward(origin: Provenance) -> None:
 def _forward_of(sequence: int, args: Any) -> Provenance | None:
     """Return where the forward op of a running backward node came from.
 
-    Each thread counts its ops: this one's own come first, then those of the newest thread.
+    Each thread counts its ops; this one has none of that number, so the newest thread's come first.
     """
-    found = _forwards.ops.get(sequence)
-    tables = iter(reversed(_tables))
-    while found is None and (table := next(tables, None)) is not None:
-        found = table.get(sequence)
-    return found or _newest_forward(args)
+    tables = (table[sequence] for table in reversed(_tables) if sequence in table)
+    return next(tables, None) or _newest_forward(args)
 
 
 def _newest_forward(args: Any) -> Provenance | None:
@@ -863,6 +862,17 @@ def _compiled_module(module: torch.nn.Module) -> torch.nn.Module:
     return module if inside is None else inside
 
 
+def _is_part(inner: torch.nn.Module, root: torch.nn.Module) -> bool:
+    """Return whether a module is within another one; `modules()` takes ten times as long."""
+    parts: dict[torch.nn.Module | None, None] = {root: None}
+    waiting = [root]
+    while waiting:
+        inside = waiting.pop()._modules.values()
+        waiting += [each for each in inside if each is not None and each not in parts]
+        parts.update(dict.fromkeys(inside))
+    return inner in parts
+
+
 def _path(modules: list[torch.nn.Module]) -> str:
     """Return the qualified name of the innermost module; `modules` is innermost first."""
     if not modules:
@@ -872,9 +882,7 @@ def _path(modules: list[torch.nn.Module]) -> str:
         return type(root).__name__
     names = _module_names.get(root)
     # What is no part of the other is known by its class, such as a loss made for one call.
-    if names is None or (
-        inner not in names and any(each is inner for each in root.modules())
-    ):
+    if names is None or (inner not in names and _is_part(inner, root)):
         names = _module_names[root] = _Names(
             (module, name) for name, module in root.named_modules()
         )

@@ -156,8 +156,7 @@ def miss(
             _check_inputs(called, args)
         found = record_again(known, walk)
     cache[args] = found
-    if scalars.rehearses():
-        scalars.note_rehearsed(cache, args)
+    scalars.note_rehearsed(cache, args)
     return found
 
 
@@ -177,7 +176,7 @@ def record_again(known: Any, walk: provenance.Walk | None) -> Any:
     node: Any = known.node if is_one else next(iter_values(known)).node
     if node.spec.failure:
         raise FallbackNeeded(node.spec.failure)
-    if node.id in carried:
+    if carried and node.id in carried:
         # The pending one keeps its line, so this one is another node until they are merged.
         made = _twin_of(node, node.args, _take_number(), capture(node.args, 4, walk))
         pending.may_repeat = True
@@ -206,9 +205,7 @@ def _note_origin(number: int, origin: Provenance) -> None:
     """Note where the pending step's call site has recorded a node."""
     global _interned
     present.origins[number] = origin
-    if scalars.rehearses():
-        scalars.note_rehearsed(present.origins, number)
-    else:
+    if not scalars.note_rehearsed(present.origins, number):
         _interned += 1
 
 
@@ -290,7 +287,7 @@ def _check(spec: Spec) -> None:
 
     Rules of the user's are rules of this process: with any of them, each op is checked here.
     """
-    if spec.is_checked:
+    if spec.failure is not None and not spec.failure:
         return
     question = None
     if not registry.has_given():

@@ -134,13 +134,15 @@ def unnoticed() -> Iterator[None]:
         _rehearsed = before
 
 
-def note_rehearsed(cache: dict[Any, Any], key: Any) -> None:
-    """Forget a node with the call that is recorded to be taken back, if one is.
+def note_rehearsed(cache: dict[Any, Any], key: Any) -> bool:
+    """Forget a node with the call that is recorded to be taken back; return whether one is.
 
     An equal op of the program shows its own line then.
     """
-    if _rehearsed is not None:
-        _rehearsed.append((cache, key))
+    if _rehearsed is None:
+        return False
+    _rehearsed.append((cache, key))
+    return True
 
 
 def rehearses() -> bool:

@@ -75,6 +75,7 @@ class Spec:
         executable: The compiled single op, None until something runs it.
         given: The rules from outside of this package that it is lowered by, and how often such a
             rule had come then; known once it was checked.
+        failure: Why it cannot be lowered; empty where it can, None where nobody knows yet.
         general: The spec whose function computes it, given a `position` as one operand more;
             None for an op with a function of its own. See `indexing.by_position`.
         position: That operand.
@@ -84,7 +85,7 @@ class Spec:
     """
 
     __slots__ = (
-        "_args", "_avals", "_failure", "default_dtype", "executable", "func", "general", "given",
+        "_args", "_avals", "default_dtype", "executable", "failure", "func", "general", "given",
         "is_large", "is_random", "lowered", "name", "operands", "outs", "position", "processes",
         "symbol", "traced",
     )  # fmt: skip
@@ -102,7 +103,7 @@ class Spec:
         self.is_large = sum(map(nbytes_of, filter(None, node.outputs))) >= _LARGE_BYTES
         self.symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}_{number}"
         self.default_dtype = torch.get_default_dtype()
-        self._failure: str | None = None
+        self.failure: str | None = None
         self.lowered: str | None = None
         self.traced: Any = None
         self.executable: Any = None
@@ -151,25 +152,15 @@ class Spec:
         lower((self.called,))
         return self.called.lowered or ""
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether `check` has passed, or has nothing to do."""
-        return self._failure == ""
-
     def pass_unchecked(self) -> None:
         """Take it as checked: an equal one of another process was, by the same rules."""
-        self._failure = ""
+        self.failure = ""
         if self.general is not None:
             self.general.pass_unchecked()
 
-    @property
-    def failure(self) -> str:
-        """Why it cannot be lowered; empty where it can, or where nobody knows yet."""
-        return self._failure or ""
-
     def refuse(self, reason: str) -> None:
         """Note that it cannot be compiled: equal ops are not recorded any more."""
-        self._failure = reason
+        self.failure = reason
 
     def arguments(self, operands: Sequence[Any]) -> list[Any]:
         """Return the op's arguments, one for each of its schema, with these operands."""
@@ -180,25 +171,25 @@ class Spec:
 
     def check(self) -> None:
         """Trace the op abstractly, once."""
-        if self._failure is None and self.general is not None:
+        if self.failure is None and self.general is not None:
             self.general.check()
-            self._failure, self.given = "", self.general.given
-        if self._failure is None:
+            self.failure, self.given = "", self.general.given
+        if self.failure is None:
             unknown = [str(a) for a in self.operands if not has_jax_dtype(a.dtype)]
             if unknown:
-                self._failure = f"XLA has no type for {unknown[0]}"
-                raise SpecFailure(self._failure)
+                self.failure = f"XLA has no type for {unknown[0]}"
+                raise SpecFailure(self.failure)
             with registry.noting_given() as names:
                 try:
                     self.trace()
-                    self._failure = ""
+                    self.failure = ""
                 except LazyRuntimeError as error:
-                    self._failure = str(error)
+                    self.failure = str(error)
             self.given = tuple(
                 (name, registry.times_given(name)) for name in sorted(names)
             )
-        if self._failure:
-            raise SpecFailure(self._failure)
+        if self.failure:
+            raise SpecFailure(self.failure)
 
     def trace(self) -> None:
         """Have jax trace the rule, whose text is made of that."""
