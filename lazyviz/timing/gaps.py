@@ -8,7 +8,6 @@ taken out of a pause; the rest is the program's own time, a gap.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import heapq
 import itertools
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from lazyrt.tools import Pause, Sample
 
 MIN_GAP_NS = 1_000_000
-_BATCH, _MAX_BATCHES = 64, 30_000  # of events: some hundred bytes each
+# Events of some hundred bytes each. A batch is less than the 700 objects that bring a collection.
+_BATCH, _MAX_BATCHES = 512, 3_750
 _now, _thread = time.perf_counter_ns, threading.get_ident
 _LAST_NS = 500_000  # an op is recorded in less, and samples lie closer
 Interval = tuple[int, int]
@@ -60,7 +60,8 @@ class Notes:
     """Events of the runtime as they come, kept as plain values in batches.
 
     An event that is kept is one object more for garbage collections to visit, and brings the next
-    one nearer: for steps of 0.7 ms these took a third of what a profile costs.
+    one nearer. Turning it into values takes twice as long if only a few are turned at a time, as the
+    program has pushed all of it out of the caches.
 
     Attributes:
         dropped: Events that were too many to keep.
@@ -69,42 +70,63 @@ class Notes:
 
     def __init__(self) -> None:
         self.dropped = self.forgotten_ns = 0
-        self._fresh: deque[tuple[Any, int, int]] = deque()
-        self._kept: deque[tuple[int, list[Any]]] = deque()
+        self._fresh: list[Any] = []  # event, time and thread of each
+        self._kept: deque[_Batch] = deque()
+        self._lock = threading.Lock()
 
     def add(self, event: events.Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""
-        self._fresh.append((event, _now(), _thread()))
-        if len(self._fresh) >= _BATCH:
-            self._keep()
+        self._fresh += (event, _now(), _thread())
+        # Another thread keeps them, or this one, within which a finaliser sends an event.
+        if len(self._fresh) >= 3 * _BATCH and self._lock.acquire(blocking=False):
+            try:
+                self._keep()
+            finally:
+                self._lock.release()
 
     def _keep(self) -> None:
-        batch: list[Any] = []
-        now = 0
-        with contextlib.suppress(IndexError):  # another thread has taken the last one
-            while self._fresh:
-                event, now, thread = self._fresh.popleft()
-                batch += (now, thread, *_values(event.__class__)(event))
-        if len(self._kept) < _MAX_BATCHES:
-            self._kept.append((now, batch))
-        else:
-            self.dropped += _BATCH
+        taken = self._fresh[:]
+        del self._fresh[: len(taken)]
+        if len(self._kept) >= _MAX_BATCHES:
+            self.dropped += len(taken) // 3
+        elif taken:
+            came: defaultdict[type, list[Any]] = defaultdict(list)
+            for event in taken[::3]:
+                came[event.__class__].append(event)
+            values = {
+                kind: [*itertools.chain.from_iterable(map(_values(kind), events))]
+                for kind, events in came.items()
+            }
+            kinds = [*map(type, taken[::3])]
+            self._kept.append(_Batch(kinds, taken[1::3], taken[2::3], values))
 
     def forget(self, before_ns: int, most: int) -> None:
         """Keep no batch that ended before, and so many at most."""
-        while self._kept and (self._kept[0][0] < before_ns or len(self._kept) > most):
-            self.forgotten_ns, _ = self._kept.popleft()
+        while self._kept and (
+            self._kept[0].times[-1] < before_ns or len(self._kept) > most
+        ):
+            self.forgotten_ns = self._kept.popleft().times[-1]
 
     def __iter__(self) -> Iterator[Noted]:
-        self._keep()
+        with self._lock:
+            self._keep()
         found = []
-        for _, batch in tuple(self._kept):
-            values = iter(batch)
-            for now in values:
-                thread, kind = next(values), next(values)
-                event = kind(**{name: next(values) for name in _names(kind)})
+        for kinds, times, threads, values in tuple(self._kept):
+            left = {kind: iter(each) for kind, each in values.items()}
+            for kind, now, thread in zip(kinds, times, threads, strict=True):
+                row = left[kind]
+                event = next(row)(**{name: next(row) for name in _names(kind)})
                 found.append(Noted(event, now, thread))
         return iter(sorted(found, key=attrgetter("now_ns")))
+
+
+class _Batch(NamedTuple):
+    """Events in order: the class, time and thread of each, and by class itself and all fields."""
+
+    kinds: list[type]
+    times: list[int]
+    threads: list[int]
+    values: dict[type, list[Any]]
 
 
 class Stretch(NamedTuple):
