@@ -21,9 +21,9 @@ from lazyviz.inspection.protocol import RequestError, answer, panel_reply
 from lazyviz.render.html import script, static
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from lazyviz.inspection.protocol import PageTable, Reply, Walk
+    from lazyviz.inspection.protocol import PageTable, Walk
     from lazyviz.timing.compile_time import Wait
 
 
@@ -34,7 +34,18 @@ _views: weakref.WeakSet[TableView] = weakref.WeakSet()
 _MAX_AUTOMATIC_NS = 100_000_000
 
 
-class Page(anywidget.AnyWidget):
+class Widget(anywidget.AnyWidget):
+    """Has the same text in each run, so that notebooks compare: what saved ones show in its place."""
+
+    _name: str
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self._name}: the live view needs a kernel; its copy above needs none>"
+        )
+
+
+class Page(Widget):
     """Answers what its page asks, and always says when it is done.
 
     Attributes:
@@ -43,13 +54,10 @@ class Page(anywidget.AnyWidget):
 
     twin = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, **traits: Any) -> None:
+    def __init__(self, asked: Walk[Any] | PageTable, **traits: Any) -> None:
         super().__init__(**traits)
+        self._asked = asked
         self.on_msg(self._received)
-
-    def _replies(self, request: object) -> Iterable[Reply]:
-        """Return the replies to a request."""
-        raise NotImplementedError
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
@@ -61,7 +69,7 @@ class Page(anywidget.AnyWidget):
 
     def _received(self, _widget: object, content: object, _buffers: object) -> None:
         try:
-            for reply in self._replies(content):
+            for reply in self._asked.handle(content):
                 self._apply(reply)
         except RequestError as error:
             self._refused(str(error))
@@ -72,11 +80,6 @@ class Page(anywidget.AnyWidget):
             # Without, the page says that nobody answers.
             if not (isinstance(content, dict) and content.get("kind") == "hello"):
                 self.send({"kind": "done"})
-
-
-def fallback(title: str) -> str:
-    """Return what stands in the place of a live view in a saved or converted notebook."""
-    return f"<{title}: the live view needs a kernel; its copy above needs none>"
 
 
 class GraphView(Page):
@@ -100,8 +103,8 @@ class GraphView(Page):
     controls = traitlets.Dict().tag(sync=True)
 
     def __init__(self, explorer: Walk[Any], twin: str = "") -> None:
-        self._explorer = explorer
         super().__init__(
+            explorer,
             title=explorer.title,
             svg=explorer.drawing(),
             legend=explorer.legend(),
@@ -111,12 +114,9 @@ class GraphView(Page):
             twin=twin,
         )
 
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return fallback(self.title)
-
-    def _replies(self, request: object) -> Iterable[Reply]:
-        return self._explorer.handle(request)
+    @property
+    def _name(self) -> str:  # type: ignore[override]
+        return self.title
 
     def _refused(self, why: str) -> None:
         self._apply(panel_reply(panel.refusal_html(why)))
@@ -158,38 +158,32 @@ class TableView(Page):
         self._visible = False
         first = table.table()
         title, body = first["title"], first["html"]
-        super().__init__(title=title, table=body, twin=twin, what=table.what)
+        self._name = table.what
+        super().__init__(table, title=title, table=body, twin=twin, what=table.what)
         _views.add(self)
-
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return fallback(self._table.what)
 
     def cell_ended(self, shell: Any) -> None:
         """Make the table anew after a cell of its shell, if somebody sees it and it is cheap."""
         if self._shell is None or self._shell() is not shell:
             return
-        if self._visible and self._table.took_ns < _MAX_AUTOMATIC_NS:
-            self._apply(self._table.table())
-        else:
-            self.stale = True
+        self._renew(stale=True)
 
     def _received(self, _widget: object, content: object, _buffers: object) -> None:
         if isinstance(content, dict) and content.get("kind") == "visible":
-            self._seen(is_visible=content.get("visible") is True)
+            self._visible = content.get("visible") is True
+            self._renew(stale=self.stale)
             return
         super()._received(_widget, content, _buffers)
-
-    def _replies(self, request: object) -> Iterable[Reply]:
-        return self._table.handle(request)
 
     def _refused(self, why: str) -> None:
         self.note = answer(why, failed=True)
 
-    def _seen(self, *, is_visible: bool) -> None:
-        self._visible = is_visible
-        if is_visible and self.stale and self._table.took_ns < _MAX_AUTOMATIC_NS:
+    def _renew(self, *, stale: bool) -> None:
+        """Make a stale table anew if it is seen, and that is cheap."""
+        if stale and self._visible and self._table.took_ns < _MAX_AUTOMATIC_NS:
             self._apply(self._table.table())
+        else:
+            self.stale = stale
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
@@ -209,26 +203,24 @@ def cell_ended(shell: Any) -> None:
         view.cell_ended(shell)
 
 
-class TimelineView(anywidget.AnyWidget):
+class TimelineView(Widget):
     """A timeline as it was when it was shown."""
 
+    _name = "timeline"
     _esm = script("timeline_view", "timeline")
     _css = static("timeline_view.css")
 
     svg = traitlets.Unicode().tag(sync=True)
     twin = traitlets.Unicode().tag(sync=True)
 
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return fallback("timeline")
 
-
-class StripPage(anywidget.AnyWidget):
+class StripPage(Widget):
     """Listens in the page, and profiles the next step when it is asked to; holds nothing of it.
 
     `capture` profiles that step; it returns how many steps that were, and HTML.
     """
 
+    _name = "page of strips"
     _esm = script("strip_page")
 
     def __init__(self, capture: Callable[[], tuple[int, str]]) -> None:
@@ -236,10 +228,6 @@ class StripPage(anywidget.AnyWidget):
         self._next_step = capture
         self.on_msg(self._received)
         self._capturing = threading.RLock()
-
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return "<page of strips>"
 
     def _received(self, _widget: object, content: object, _buffers: object) -> None:
         if content == {"kind": "capture"}:
@@ -261,7 +249,7 @@ class StripPage(anywidget.AnyWidget):
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
 
-class WaitView(anywidget.AnyWidget):
+class WaitView(Widget):
     """A long wait with a button that ends it: one widget for all of a session, one after the other.
 
     The kernel's main thread is the one that waits, so the page counts the seconds by itself and the
@@ -272,6 +260,7 @@ class WaitView(anywidget.AnyWidget):
         number: Of the wait that is shown; a click that comes after its end says an old one.
     """
 
+    _name = "wait"
     _esm = script("wait_view")
     _css = static("wait_view.css")
 
@@ -287,10 +276,6 @@ class WaitView(anywidget.AnyWidget):
     def __init__(self) -> None:
         super().__init__()
         self.on_msg(self._received)
-
-    def __repr__(self) -> str:
-        """Return the same text in each run, so that notebooks compare."""
-        return "<wait>"
 
     @property
     def view_data(self) -> dict[str, Any]:

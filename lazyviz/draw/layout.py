@@ -229,7 +229,8 @@ def lay_out(
     notes: list[str] = []
     for name in _tried(engine, notes):
         try:
-            found = _RUNNERS[name](graph, timeout_s)
+            ours = name == "layered"
+            found = _by_ourselves(graph) if ours else _run(name, graph, timeout_s)
         except LayoutError as error:
             notes.append(f"{name}: {error}")
             continue
@@ -259,19 +260,7 @@ def _tried(engine: str | None, notes: list[str]) -> list[Engine]:
     ]
 
 
-def _by_dot(graph: DrawGraph, timeout_s: float) -> Layout:
-    executable = shutil.which("dot")
-    if executable is None:
-        raise LayoutError("not installed here")
-    return _run([executable, "-Tjson0"], graph, timeout_s)
-
-
-def _by_pygraphviz(graph: DrawGraph, timeout_s: float) -> Layout:
-    command = [sys.executable, "-P", "-c", _PYGRAPHVIZ]
-    return _run(command, graph, timeout_s)
-
-
-def _by_ourselves(graph: DrawGraph, timeout_s: float) -> Layout:  # noqa: ARG001
+def _by_ourselves(graph: DrawGraph) -> Layout:
     sizes = [box_size(box) for box in graph.boxes]
     centres, routes = place(sizes, graph.edges)
     rights = [x + w / 2 for (x, _), (w, _) in zip(centres, sizes, strict=True)]
@@ -285,15 +274,11 @@ def _by_ourselves(graph: DrawGraph, timeout_s: float) -> Layout:  # noqa: ARG001
     )
 
 
-_RUNNERS: dict[Engine, Callable[[DrawGraph, float], Layout]] = {
-    "dot": _by_dot,
-    "pygraphviz": _by_pygraphviz,
-    "layered": _by_ourselves,
-}
-
-
-def _run(command: list[str], graph: DrawGraph, timeout_s: float) -> Layout:
-    """Run an engine on the drawing's DOT source and return the layout that it prints."""
+def _run(engine: Engine, graph: DrawGraph, timeout_s: float) -> Layout:
+    """Run Graphviz on the drawing's DOT source and return the layout that it prints."""
+    command = [sys.executable, "-P", "-c", _PYGRAPHVIZ]
+    if engine == "dot":
+        command = [shutil.which("dot") or "dot", "-Tjson0"]
     try:
         done = subprocess.run(  # noqa: S603
             command,
@@ -406,13 +391,11 @@ def place(
     """Return the centre of each box and the Bézier points of each edge, y downwards.
 
     Edges are pairs of positions in `sizes`, which are in topological order: one against it is laid
-    out as if it were turned round. Loops are allowed.
+    out as if it were turned round. None is a loop.
     """
     if not sizes:
         return [], []
-    forward = list(
-        dict.fromkeys((min(edge), max(edge)) for edge in edges if edge[0] != edge[1])
-    )
+    forward = list(dict.fromkeys((min(edge), max(edge)) for edge in edges))
     ranks = _ranks(len(sizes), forward)
     layers = _layers(sizes, forward, ranks)
     _order(layers)
@@ -581,9 +564,6 @@ def _routes(
     ports = _ports(sizes, layers, xs)
     routes = []
     for start, end in edges:
-        if start == end:
-            routes.append(_loop(xs[start], ys[ranks[start]], sizes[start]))
-            continue
         turned = start > end
         upper, lower = sorted((start, end))
         points = [(xs[upper], ys[ranks[upper]] + sizes[upper][1] / 2)]
@@ -626,13 +606,3 @@ def _curve(points: list[Point]) -> list[Point]:
         middle = (y0 + y1) / 2
         curve += [(x0, middle), (x1, middle), (x1, y1)]
     return curve
-
-
-def _loop(x: float, y: float, size: tuple[float, float]) -> list[Point]:
-    right, quarter = x + size[0] / 2, size[1] / 4
-    return [
-        (right, y - quarter),
-        (right + 18, y - quarter),
-        (right + 18, y + quarter),
-        (right, y + quarter),
-    ]

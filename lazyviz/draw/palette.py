@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import text
 from lazyviz.render.html import static
@@ -171,7 +171,8 @@ class Amounts:
 
     def paint(self, graph: DrawGraph) -> DrawGraph:
         """Return a folded drawing in shades; a folded box has the sum of what it holds."""
-        amounts = [self._of(box) for box in graph.boxes]
+        known = [_known(self, box) for box in graph.boxes]
+        amounts = [sum(each) if each else None for each in known]
         most = max((amount for amount in amounts if amount is not None), default=0.0)
         boxes = list(graph.boxes)
         for k, amount in enumerate(amounts):
@@ -186,12 +187,6 @@ class Amounts:
             ("", f"of the largest, {self.words(most)}"),
         )
         return replace(graph, boxes=tuple(boxes), legend=legend)
-
-    def _of(self, box: Box) -> float | None:
-        if not box.members:
-            return self.inputs.get(box.op)
-        known = [self.nodes[node] for node in box.members if node in self.nodes]
-        return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +218,7 @@ class Findings:
         return replace(graph, boxes=boxes, legend=legend)
 
     def _painted(self, box: Box) -> Box:
-        if box.members:
-            known = [self.nodes[node] for node in box.members if node in self.nodes]
-        else:
-            known = [self.inputs[box.op]] if box.op in self.inputs else []
+        known = _known(self, box)
         bad = [words for words in known if words]
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -235,6 +227,13 @@ class Findings:
 
 
 Overlay = Amounts | Findings
+
+
+def _known(overlay: Any, box: Box) -> list[Any]:
+    """Return what an overlay has for an input, or for each node that a box stands for."""
+    if not box.members:
+        return [overlay.inputs[box.op]] if box.op in overlay.inputs else []
+    return [overlay.nodes[node] for node in box.members if node in overlay.nodes]
 
 
 def count_words(amount: float) -> str:

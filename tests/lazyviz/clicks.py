@@ -56,9 +56,9 @@ def _of_a_program(widget):
 
 
 def _of_a_diff(widget):
-    for box in range(min(len(widget._explorer.shown.boxes), 6)):
+    for box in range(min(len(widget._asked.shown.boxes), 6)):
         yield {"kind": "select", "box": box}
-    for node in (0, 1, len(widget._explorer.shown.boxes)):
+    for node in (0, 1, len(widget._asked.shown.boxes)):
         yield {"kind": "node", "node": node}
         yield {"kind": "follow", "node": node}
         yield {"kind": "focus", "node": node, "hops": 2}

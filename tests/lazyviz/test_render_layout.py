@@ -174,18 +174,13 @@ def test_an_unknown_engine_is_refused():
         lay_out(draw_graph(perceptron()), "neato")
 
 
-def test_the_layered_layout_takes_cycles_and_loops():
+def test_the_layered_layout_takes_cycles():
     sizes = [(50.0, 30.0)] * 3
 
-    centres, routes = place(sizes, [(0, 1), (1, 2), (2, 0), (1, 1)])
+    centres, routes = place(sizes, [(0, 1), (1, 2), (2, 0)])
 
     assert not overlaps(sizes, centres)
-    assert len(routes) == 4
-    around = routes[3]  # from a box to itself: out at its right side and in again
-    x, y = centres[1]
-    assert [around[0], around[-1]] == [(x + 25, y - 7.5), (x + 25, y + 7.5)]
-    assert all(px > x + 25 for px, _ in around[1:-1])
-    for (start, end), route in zip([(0, 1), (1, 2), (2, 0)], routes, strict=False):
+    for (start, end), route in zip([(0, 1), (1, 2), (2, 0)], routes, strict=True):
         leaves, arrives = (
             (centres[k][1] - route[e][1]) for k, e in ((start, 0), (end, -1))
         )
