@@ -33,9 +33,9 @@ from lazyviz.inspection.protocol import (
     Subject,
     View,
     Walk,
+    has_words,
     number,
     panel_reply,
-    search_text,
 )
 from lazyviz.inspection.subjects import (
     graph_to_compare,
@@ -105,7 +105,6 @@ class DiffExplorer(Walk[Union]):
             "place": self._place,
             "open": self._open,
             "inside": self._inside,
-            "search": self._search,
         }
 
     def _whole(self, program: Union) -> View[Union]:
@@ -220,19 +219,20 @@ class DiffExplorer(Walk[Union]):
 
     # --- finding
 
-    def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        wanted = search_text(request)
-        program, words = self._program, wanted.lower().split()
+    def _find(self, wanted: str) -> tuple[list[int], int, str]:
+        program = self._program
         spots: list[Spot] = [("b", node) for node in range(len(program.found.b))]
         spots += [("a", node) for node in program.found.removed]
-        found = [s for s in spots if words and _has(program.side(s[0]), s[1], words)]
+        found = [
+            s for s in spots if has_words(wanted, _texts(program.side(s[0]), s[1]))
+        ]
         found.sort(key=lambda spot: spot not in program.changes)  # stable
         drawn = {program.number(*spot) for spot in found}
         rows = self._sides(found[:MAX_FOUND])
         boxes = self.shown.boxes
         hits = [k for k, box in enumerate(boxes) if drawn.intersection(box.members)]
-        yield {"kind": "found", "boxes": hits, "count": len(found)}
-        yield panel_reply(diff_panel.found_html(wanted, rows, len(found), len(spots)))
+        told = diff_panel.found_html(wanted, rows, len(found), len(spots))
+        return hits, len(found), told
 
     def _sides(self, spots: Iterable[Spot]) -> list[tuple[Change | None, Side]]:
         """Return nodes with what happened to them."""
@@ -248,11 +248,8 @@ class DiffExplorer(Walk[Union]):
         return self._program.spot(number(request, "node", self._program.count))
 
 
-def _has(graph: Graph, node: int, words: list[str]) -> bool:
-    origin = graph.origin(node)
-    parts = (*graph.label(node), graph.names[node], *origin)
-    text = " ".join(parts).lower()
-    return all(word in text for word in words)
+def _texts(graph: Graph, node: int) -> tuple[str, ...]:
+    return (*graph.label(node), graph.names[node], *graph.origin(node))
 
 
 class Pair(Subject[Union]):

@@ -30,12 +30,12 @@ from lazyviz.inspection.protocol import (
     Walk,
     busy,
     choice,
+    has_words,
     is_whole,
     number,
     panel_reply,
     position,
     quoted,
-    search_text,
     why_not,
 )
 from lazyviz.inspection.subjects import how_to_keep, pending_subject, subject_of
@@ -161,7 +161,6 @@ class Explorer(Walk["Program"]):
             "alone": self._alone,
             "inside": self._inside,
             "focus": self._focus,
-            "search": self._search,
             "fold": self._fold,
             "overlay": self._overlay,
         }
@@ -560,14 +559,9 @@ class Explorer(Walk["Program"]):
 
     # --- finding
 
-    def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        wanted = search_text(request)
-        words = wanted.lower().split()
-        found = [
-            box
-            for box in self._program.drawing.boxes
-            if words and all(word in _haystack(box) for word in words)
-        ]
+    def _find(self, wanted: str) -> tuple[list[int], int, str]:
+        boxes = self._program.drawing.boxes
+        found = [box for box in boxes if has_words(wanted, _texts(box))]
         nodes = {box.members[0] for box in found if box.members}
         inputs = {box.op for box in found if not box.members}
         marked = [
@@ -575,8 +569,8 @@ class Explorer(Walk["Program"]):
             for i, box in enumerate(self._shown.boxes)
             if nodes & set(box.members) or (not box.members and box.op in inputs)
         ]
-        yield {"kind": "found", "boxes": marked, "count": len(found)}
-        yield panel_reply(panel.found_html(wanted, found[:MAX_FOUND], len(found)))
+        shown = found[:MAX_FOUND]
+        return marked, len(found), panel.found_html(wanted, shown, len(found))
 
     # --- checking requests
 
@@ -607,12 +601,9 @@ class Explorer(Walk["Program"]):
         )
 
 
-def _haystack(box: Box) -> str:
-    parts = (
-        box.op, box.label, box.detail, box.name, box.site, box.library, path_text(box.path),
-        *box.marks,
-    )  # fmt: skip
-    return " ".join(parts).lower()
+def _texts(box: Box) -> tuple[str, ...]:
+    named = box.op, box.label, box.detail, box.name, box.site, box.library
+    return (*named, path_text(box.path), *box.marks)
 
 
 # `lazyviz.explore` and `%lazy explore`: a program to walk through, live or as a static copy.

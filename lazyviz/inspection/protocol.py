@@ -159,14 +159,10 @@ def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any
     return wanted
 
 
-def search_text(request: Mapping[str, Any]) -> str:
-    """Return what a request searches for."""
-    wanted = request.get("text")
-    if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
-        raise RequestError(
-            f"a search takes a text of at most {_MAX_SEARCH} characters, not {quoted(wanted)}."
-        )
-    return wanted
+def has_words(wanted: str, parts: Sequence[str]) -> bool:
+    """Return whether each word that is searched for is in some texts, whatever its case."""
+    text, words = " ".join(parts).lower(), wanted.lower().split()
+    return bool(words) and all(word in text for word in words)
 
 
 def position(request: Mapping[str, Any]) -> tuple[int, ...]:
@@ -287,6 +283,10 @@ class Walk(ABC, Generic[ProgramT]):
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
         """Return what answers each kind of request."""
 
+    @abstractmethod
+    def _find(self, wanted: str) -> tuple[Sequence[int], int, str]:
+        """Return in which drawn boxes a text is, in how many nodes, and these as HTML."""
+
     @property
     def crumbs(self) -> list[str]:
         """The titles of the drawings from the whole to what is shown."""
@@ -308,6 +308,7 @@ class Walk(ABC, Generic[ProgramT]):
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded."""
         own = {"save": self._save, "back": self._back, "form": self._form}
+        own["search"] = self._search
         yield from answered(request, own | self._answers(), self._what)
 
     def _save(self, request: Mapping[str, Any]) -> Iterator[Reply]:
@@ -316,6 +317,16 @@ class Walk(ABC, Generic[ProgramT]):
         written = svg.emit(shown, lay_out(shown)) if kind == "svg" else to_dot(shown)
         name = "-".join(re.findall(r"\w+", self.title))
         yield {"kind": "file", "name": f"{name}.{kind}", "text": written}
+
+    def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        wanted = request.get("text")
+        if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
+            raise RequestError(
+                f"a search takes a text of at most {_MAX_SEARCH} characters, not {quoted(wanted)}."
+            )
+        boxes, count, told = self._find(wanted)
+        yield {"kind": "found", "boxes": [*boxes], "count": count}
+        yield panel_reply(told)
 
     @property
     def _view(self) -> View[ProgramT]:

@@ -57,6 +57,16 @@ function pushButton(text, label, data = {}) {
   Object.assign(made.dataset, data); return made;
 }
 
+// What a button, or a paragraph of fields, asks for in its `data-` attributes: numbers, words, and what is agreed to.
+function requestOf({ dataset }) {
+  const request = { kind: dataset.kind };
+  for (const key of ["box", "node", "output", "hops", "level", "call"]) if (dataset[key] !== undefined) request[key] = Number(dataset[key]);
+  for (const key of ["form", "name", "column"]) if (dataset[key] !== undefined) request[key] = dataset[key];
+  if (dataset.go === "true") request.go = true;
+  if (dataset.confirmed) request.confirmed = true;
+  return request;
+}
+
 // The keys of a view, each with what it does, and the button that shows them.
 function keyHelp(className, keys) {
   const help = element("div", className), question = pushButton("?", "keys");

@@ -1,8 +1,6 @@
 // The page of lazyviz.widgets.graph_view. It draws what the kernel sends and sends back what was
 // asked for; it decides nothing about graphs or values.
 
-const NUMBERS = ["box", "node", "output", "hops", "level", "call"];
-const WORDS = ["form", "name"];
 const HELP = [
   ["Tab", "next op"], ["Enter", "show its value"], ["arrows", "pan"], ["+ −", "zoom"], ["0", "whole drawing"],
   ["o", "open a folded box, a call or a fusion"], ["u", "fold again what was opened last"], ["f", "what is near"], ["1 … 9", "hops that count as near"],
@@ -237,18 +235,9 @@ function render({ model, el }) {
     if (message.kind === "file") save(message);
     if (message.kind === "found") mark("hit", message.boxes);
   };
-  const requested = (target) => {
-    const button = target.closest("button[data-kind]");
-    if (!button) return null;
-    const request = { kind: button.dataset.kind };
-    for (const key of NUMBERS) if (button.dataset[key] !== undefined) request[key] = Number(button.dataset[key]);
-    for (const key of WORDS) if (button.dataset[key] !== undefined) request[key] = button.dataset[key];
-    if (button.dataset.go === "true") request.go = true;
-    if (request.kind === "focus") request.hops = Number(hops.value);
-    return request;
-  };
   root.addEventListener("click", (e) => {
-    const request = requested(e.target);
+    const button = e.target.closest("button[data-kind]"), request = button && requestOf(button);
+    if (request?.kind === "focus") request.hops = Number(hops.value);
     if (request) { e.preventDefault(); ask(request); return; }
     const box = e.target.closest(".lzg-host [data-b]");
     // The first of two clicks asks for little, the second for nothing: they open the box.
@@ -261,10 +250,7 @@ function render({ model, el }) {
     if (!place || e.target.dataset.axis === undefined) return;
     const at = [];
     for (const each of place.querySelectorAll("input[data-axis]")) at[Number(each.dataset.axis)] = Math.max(0, Math.trunc(Number(each.value)) || 0);
-    const request = { kind: place.dataset.kind, at: Array.from(at, (start) => start ?? 0) };
-    for (const key of NUMBERS) if (place.dataset[key] !== undefined) request[key] = Number(place.dataset[key]);
-    for (const key of WORDS) if (place.dataset[key] !== undefined) request[key] = place.dataset[key];
-    ask(request);
+    ask({ ...requestOf(place), at: Array.from(at, (start) => start ?? 0) });
   });
   panel.addEventListener("keydown", (e) => { if (e.target.matches("input")) e.stopPropagation(); });
   host.addEventListener("dblclick", (e) => {

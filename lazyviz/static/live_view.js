@@ -53,11 +53,7 @@ function render({ model, el }) {
 
   root.addEventListener("click", (e) => {
     const button = e.target.closest("button[data-kind]");
-    if (!button) return;
-    const request = { kind: button.dataset.kind };
-    for (const key of ["column", "name"]) if (button.dataset[key] !== undefined) request[key] = button.dataset[key];
-    if (button.dataset.confirmed) request.confirmed = true;
-    ask(request);
+    if (button) ask(requestOf(button));
   });
   root.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
