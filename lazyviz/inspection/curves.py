@@ -44,12 +44,6 @@ class Point(NamedTuple):
     cell: int
 
 
-class _Waiting(NamedTuple):
-    name: str
-    tracked: Tracked
-    cell: int
-
-
 @dataclass(slots=True)
 class Curves:
     """What a session tracks, by name, with step time and memory beside it.
@@ -60,7 +54,7 @@ class Curves:
 
     cell: int = 0
     _points: dict[str, deque[Point]] = field(default_factory=dict)
-    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _waiting: deque[tuple[str, Tracked, int]] = field(default_factory=deque)
     _last: tuple[int, int] | None = None  # step and time of the latest call
     _weigh_ns: int = 0  # when memory is added up next
     _lock: Any = field(default_factory=threading.RLock)
@@ -86,7 +80,7 @@ class Curves:
             )
             for name, value in taken.items():
                 if name in tracked:
-                    self._waiting.append(_Waiting(name, tracked[name], self.cell))
+                    self._waiting.append((name, tracked[name], self.cell))
                 else:
                     self._add(name, Point(step, float(value), self.cell))
             now = time.perf_counter_ns()
@@ -107,14 +101,15 @@ class Curves:
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
             for each in waiting:
+                name, tracked, cell = each
                 try:
-                    number = each.tracked.settle()
+                    number = tracked.settle()
                 except LostValueError:  # its step was dropped
                     continue
                 if number is None:
                     self._waiting.append(each)
                 else:
-                    self._add(each.name, Point(each.tracked.step, number, each.cell))
+                    self._add(name, Point(tracked.step, number, cell))
 
     def _add(self, name: str, point: Point) -> None:
         points = self._points.setdefault(name, deque(maxlen=_MAX_POINTS))

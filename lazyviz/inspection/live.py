@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
@@ -30,7 +29,7 @@ from lazyviz.render.html import markup
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazyrt import LiveReport
@@ -64,14 +63,6 @@ _USAGE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What `%lazy drop` can let go of; for a variable, the user's own, a click asks first."""
-
-    name: str
-    asks: bool
-
-
 def live_doc(found: LiveReport) -> Doc:
     """Return the live tensors as text, and for a page without scripts: the largest, the rest folded."""
     header, rows = found.table()
@@ -92,7 +83,7 @@ def live_doc(found: LiveReport) -> Doc:
 
 def live_table(
     report: LiveReport,
-    targets: Mapping[int, Sequence[Target]],
+    targets: Mapping[int, Iterable[str]],
     sort: str,
     *,
     reverse: bool,
@@ -111,7 +102,7 @@ def live_table(
         groups[row.kind].append(
             f"<tr{_GROWS if row.growth else ''}>"
             f"{''.join(cell_html(t, c, _NUMBERS) for t, c in zip(header, cells, strict=True))}"
-            f"<td>{' '.join(drop_button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
+            f"<td>{' '.join(drop_button(name, name) for name in targets.get(row.id, ()))}</td></tr>"
         )
     body = "".join(
         _group(kind, report, len(header) + 1) + "".join(listed)
@@ -164,9 +155,12 @@ def report(
 # --- letting go
 
 
-def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:
-    """Return what can be let go of safely among the holders of a tensor."""
-    found: dict[str, Target] = {}
+def targets(row: LiveRow, namespace: Mapping[str, Any]) -> dict[str, bool]:
+    """Return what `%lazy drop` can let go of among the holders of a tensor.
+
+    For a variable, the user's own, a click asks first.
+    """
+    found: dict[str, bool] = {}
     for holder in row.holders:
         result = _RESULT.match(holder.text)
         root = re.match(r"\w+", holder.text)
@@ -180,9 +174,8 @@ def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:
         else:
             name = ""
         if name:
-            asks = name != TRACEBACK and result is None
-            found.setdefault(name, Target(name=name, asks=asks))
-    return tuple(found.values())
+            found.setdefault(name, name != TRACEBACK and result is None)
+    return found
 
 
 def _is_of_user(holder: Name, root: object) -> bool:
@@ -361,17 +354,15 @@ class LiveTable(PageTable):
 
     def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
         found = report(self._runtime, self._shell)
-        offered = {
-            target.name: target
-            for row in found.rows
-            for target in targets(row, self._shell.user_ns)
-        }
+        offered: dict[str, bool] = {}
+        for row in found.rows:
+            offered |= targets(row, self._shell.user_ns)
         if name not in offered:
             raise RequestError(
                 f"{name!r} leads to no live tensor by now, so nothing was dropped. Refresh the "
                 "table."
             )
-        if offered[name].asks:
+        if offered[name]:
             self._check_idle(name)
             if not confirmed:
                 led = [row for row in found.rows if leads(row, name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lazyviz.doc import (
     Advice,
@@ -523,18 +523,11 @@ def _settings(config: Any) -> str:
     return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
 
 
-class _Cell(NamedTuple):
-    """What a column shows of an executable, and what it is sorted by."""
-
-    shown: str | int
-    value: str | float
-
-
 def doc(entries: Sequence[Any]) -> Doc:
     """Return the executables, as `lazyrt.cached_executables()` gives them, as a table."""
     if not entries:
         return Doc([Sentence(_NONE)])
-    rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:_MAX_ROWS]]
+    rows = [[shown for shown, _ in _cells(entry)] for entry in entries[:_MAX_ROWS]]
     more = text.more(len(entries) - _MAX_ROWS)
     return Doc([Table(_COLUMNS, rows), *map(Note, [*more, summary(entries)])])
 
@@ -549,22 +542,23 @@ def _alike_once(holds: str) -> str:
     return _ALIKE.sub(lambda m: f"{m[1]} ×{(len(m[0]) + 2) // (len(m[1]) + 2)}", holds)
 
 
-def _cells(entry: Any) -> list[_Cell]:
+def _cells(entry: Any) -> list[tuple[str | int, str | float]]:
+    """Return what each column shows of an executable, and what it is sorted by."""
     place = _place(entry)
     size = text.size(entry.nbytes) if entry.nbytes else ""
     took = text.duration(entry.compile_ns) if entry.compile_ns else ""
     return [
-        _Cell(entry.key[:_KEY_DIGITS], entry.key),
-        _Cell(_alike_once(entry.holds) or "not recorded", entry.holds),
-        _Cell(entry.nodes or "", entry.nodes),
-        _Cell(entry.tier, entry.tier),
-        _Cell(entry.line, entry.line),
-        _Cell(size, entry.nbytes),
-        _Cell(took, entry.compile_ns),
-        _Cell(entry.hits, entry.hits),
-        _Cell(place, place),
-        _Cell(span(entry.age_s), entry.age_s),
-        _Cell(span(entry.unused_s), entry.unused_s),
+        (entry.key[:_KEY_DIGITS], entry.key),
+        (_alike_once(entry.holds) or "not recorded", entry.holds),
+        (entry.nodes or "", entry.nodes),
+        (entry.tier, entry.tier),
+        (entry.line, entry.line),
+        (size, entry.nbytes),
+        (took, entry.compile_ns),
+        (entry.hits, entry.hits),
+        (place, place),
+        (span(entry.age_s), entry.age_s),
+        (span(entry.unused_s), entry.unused_s),
     ]
 
 
@@ -580,7 +574,7 @@ def _by_column(
     at, is_number = _COLUMNS.index(column), column in _NUMBERS
     return sorted(
         entries,
-        key=lambda each: _cells(each)[at].value,
+        key=lambda each: _cells(each)[at][1],
         reverse=is_number is not reverse,
     )
 
@@ -663,7 +657,7 @@ class CacheTable(PageTable):
 
 def _page_row(entry: Any) -> str:
     cells = zip(_COLUMNS, _cells(entry), strict=True)
-    shown = "".join(cell_html(name, cell.shown, _NUMBERS) for name, cell in cells)
+    shown = "".join(cell_html(name, cell, _NUMBERS) for name, (cell, _) in cells)
     return f"<tr>{shown}<td>{drop_button(entry.key, 'drop')}</td></tr>"
 
 

@@ -271,9 +271,7 @@ def test_dropping_the_traceback_frees_what_it_kept(space):
     assert any(
         holder.holder.startswith("traceback") for r in rows for holder in r.holders
     )
-    assert any(
-        t.name == "traceback" for r in rows for t in live.targets(r, space.user_ns)
-    )
+    assert any(t == "traceback" for r in rows for t in live.targets(r, space.user_ns))
 
     text = said(space, "%lazy drop traceback")
 
@@ -334,9 +332,9 @@ def test_targets_ask_for_variables_alone(space):
     rows = live.report(lazyrt, space).rows
 
     found = {
-        target.name: target.asks
+        name: asks
         for row in rows
-        for target in live.targets(row, space.user_ns)
+        for name, asks in live.targets(row, space.user_ns).items()
     }
 
     assert found == {"y": True, "history": True, "Out[6]": False, "_": False}
