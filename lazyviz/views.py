@@ -19,13 +19,7 @@ from IPython.core.error import UsageError
 from lazygraph.graph import HloError
 from lazyviz import session as sessions
 from lazyviz.doc import Doc, Facts, Line, Note, Part
-from lazyviz.inspection.subjects import (
-    LAST,
-    NothingToShow,
-    Target,
-    is_step_name,
-    target_of,
-)
+from lazyviz.inspection import subjects
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, named_tensors
 
 if TYPE_CHECKING:
@@ -215,7 +209,7 @@ def tensors(typed: Typed) -> Iterable[str]:
 
 def graphs(typed: Typed) -> Iterable[str]:
     """Return what names a graph: the last step, and tensors."""
-    return () if typed.given else (LAST, *typed.tensors)
+    return () if typed.given else (subjects.LAST, *typed.tensors)
 
 
 def help_page(name: str = "") -> Doc:
@@ -363,9 +357,11 @@ class Command:
 
     def thing(self, expression: str) -> Any:
         """Return what an expression names: a step as it is written, or a value."""
-        return expression if is_step_name(expression) else self.value(expression)
+        return (
+            expression if subjects.is_step_name(expression) else self.value(expression)
+        )
 
-    def target(self, expression: str) -> Target:
+    def target(self, expression: str) -> subjects.Target:
         """Return the pending graph or the finished step that an expression names.
 
         Raises:
@@ -374,11 +370,11 @@ class Command:
         """
         runtime = self.runtime
         things = [self.thing(expression)] if expression else []
-        if things and not is_step_name(things[0]):
+        if things and not subjects.is_step_name(things[0]):
             found = self.tensors_of(expression, things[0])
             things = [*filter(runtime.is_pending, found)] or found
         with refused(f"%lazy {self.name} {expression}: ", HloError):
-            return target_of(runtime, *things)
+            return subjects.target_of(runtime, *things)
 
 
 @contextmanager
@@ -386,7 +382,7 @@ def refused(before: str = "", kind: type[Exception] = ValueError) -> Iterator[No
     """Turn a refusal of what a line asks for into a usage error, which has no traceback."""
     try:
         yield
-    except NothingToShow:
+    except subjects.NothingToShow:
         raise
     except kind as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

@@ -12,13 +12,7 @@ from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import flops, short_name, tensor_type, type_bytes
-from lazyviz.draw.model import (
-    BACKWARD,
-    FROM_CPU,
-    SAVED,
-    Box,
-    DrawGraph,
-)
+from lazyviz.draw import model
 from lazyviz.render.text import leaf_name
 
 if TYPE_CHECKING:
@@ -27,10 +21,9 @@ if TYPE_CHECKING:
     from lazygraph.graph import Graph, Label, Origin
     from lazyrt import Graph as IrGraph
     from lazyrt.tools import Holding, Leaf, Node, Op, Provenance, Value
-    from lazyviz.draw.model import Kind
 
 _MAX_TYPE_CHARS = 30
-_LEAF_KINDS: dict[str, Kind] = {
+_LEAF_KINDS: dict[str, model.Kind] = {
     "data": "parameter",
     "float": "constant",
     "int": "constant",
@@ -46,7 +39,7 @@ def draw_graph(
     names: Mapping[Any, str] | None = None,
     runs: Mapping[Node, int] | None = None,
     holdings: Mapping[Any, Holding] | None = None,
-) -> DrawGraph:
+) -> model.DrawGraph:
     """Return the drawing of a whole graph, nothing folded.
 
     Args:
@@ -62,7 +55,7 @@ def draw_graph(
     held_names = {value: held.name for value, held in holdings.items() if held.name}
     names = {**held_names, **(names or {})}
     runs = runs or {}
-    boxes: list[Box] = []
+    boxes: list[model.Box] = []
     position: dict[Any, int] = {}
     roots = {root.node or root for root in graph.roots}
     paths = _leaf_paths(graph.nodes)
@@ -83,11 +76,11 @@ def draw_graph(
         marks = _node_marks(held, is_view=node in views)
         # Autograd alone holds what it gives.
         if node in roots and held and all(each.holder == AUTOGRAD for each in held):
-            marks = (*marks, SAVED)
+            marks = (*marks, model.SAVED)
         box = _node_box(
             node,
             names,
-            is_root=node in roots and SAVED not in marks,
+            is_root=node in roots and model.SAVED not in marks,
             is_new=new is None or node.id in new,
             runs=runs.get(node, 0),
             marks=marks if with_memory else (),
@@ -96,7 +89,7 @@ def draw_graph(
     for leaf_value in graph.parameters:  # a root that is an input and no op reads
         if leaf_value not in position:
             add_leaf(leaf_value)
-    return DrawGraph(
+    return model.DrawGraph(
         boxes=tuple(boxes),
         edges=tuple(sorted(_edges(graph.nodes, position))),
         nodes=len(graph.nodes),
@@ -149,7 +142,7 @@ def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
     if held.overwritten_by is not None:
         marks.append("donated" if held.is_donated else "overwritten")
     if held.origin is not None and held.origin.how == "on the CPU":
-        marks.append(FROM_CPU)
+        marks.append(model.FROM_CPU)
     return tuple(marks)
 
 
@@ -184,13 +177,13 @@ def _node_box(
     is_new: bool,
     runs: int,
     marks: tuple[str, ...],
-) -> Box:
+) -> model.Box:
     provenance = node.provenance
     is_backward = provenance.backward is not None
     outputs = [value for value in node.outputs if value is not None]
     name = next((names[value] for value in outputs if value in names), "")
     label = short_name(node.op.name)
-    return Box(
+    return model.Box(
         label=f"{name} = {label}" if name else label,
         detail=_types(outputs),
         kind="random" if node.op.is_random else "backward" if is_backward else "op",
@@ -229,7 +222,7 @@ def _types(values: Sequence[Value]) -> str:
 
 def _path(module: str, *, is_backward: bool) -> tuple[str, ...]:
     parts = tuple(part for part in module.split(".") if part)
-    return (BACKWARD, *parts) if is_backward else parts
+    return (model.BACKWARD, *parts) if is_backward else parts
 
 
 def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
@@ -250,10 +243,10 @@ def _leaf_box(
     *,
     marks: tuple[str, ...],
     is_root: bool,
-) -> Box:
+) -> model.Box:
     name = names.get(leaf, "")
     label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
-    return Box(
+    return model.Box(
         label=name or f"{label} {leaf.position}",
         detail=tensor_type(leaf),
         kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
@@ -280,7 +273,7 @@ def draw_hlo(
     inputs: Mapping[int, str] | None = None,
     outputs: Mapping[int, str] | None = None,
     site_text: Callable[[str], str] = str,
-) -> DrawGraph:
+) -> model.DrawGraph:
     """Return the drawing of a whole program, nothing folded.
 
     Names of inputs go by their number in the program, those of outputs by their position.
@@ -297,7 +290,7 @@ def draw_hlo(
         for operand in graph.operands[node]
         if operand in where
     }
-    return DrawGraph(
+    return model.DrawGraph(
         boxes=tuple(replace(box, site=site_text(box.site)) for box in boxes),
         edges=tuple(sorted(edges)),
         nodes=sum(bool(box.members) for box in boxes),
@@ -319,11 +312,11 @@ def _names(
     return names
 
 
-def node_box(graph: Graph, node: int, called: str = "") -> Box:
+def node_box(graph: Graph, node: int, called: str = "") -> model.Box:
     """Return the box of an instruction; inputs and numbers have no members."""
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
     path, is_root = _path_of(origin), node in graph.held_outputs
-    box = Box(label="", detail=label.type, op=name, path=path, is_root=is_root)
+    box = model.Box(label="", detail=label.type, op=name, path=path, is_root=is_root)
     if label.op == PARAMETER:
         called = called or origin.op_name
         kind = _LEAF_KINDS.get(label.attrs, "parameter")
@@ -336,12 +329,12 @@ def node_box(graph: Graph, node: int, called: str = "") -> Box:
     return replace(
         box,
         label=f"{called} = {shown}" if called else shown,
-        kind="backward" if path and path[0] == BACKWARD else "op",
+        kind="backward" if path and path[0] == model.BACKWARD else "op",
         op=f"{label.op} {name}",
         site=origin.site,
         name=called,
         members=(node,),
-        marks=(SAVED,) if node in graph.saved_outputs else (),
+        marks=(model.SAVED,) if node in graph.saved_outputs else (),
     )
 
 
@@ -349,15 +342,15 @@ def _called(label: Label, origin: Origin) -> str:
     """Return what a call or a fusion stands for, in the framework's words."""
     if not origin.op_name or label.op not in _CALLS | {"fusion"}:
         return ""
-    said = short_name(origin.op_name.removesuffix(BACKWARD).strip())
+    said = short_name(origin.op_name.removesuffix(model.BACKWARD).strip())
     return said if label.op in _CALLS else f"fusion: {said}"
 
 
 def _path_of(origin: Origin) -> tuple[str, ...]:
     """Return the parts of a module path; those of a backward op begin with `BACKWARD`."""
     scope = origin.scope.replace("/", ".")
-    is_backward = BACKWARD in scope or origin.op_name.endswith(BACKWARD)
-    plain = scope.replace(BACKWARD, "").strip()
+    is_backward = model.BACKWARD in scope or origin.op_name.endswith(model.BACKWARD)
+    plain = scope.replace(model.BACKWARD, "").strip()
     return _path(plain, is_backward=is_backward)
 
 

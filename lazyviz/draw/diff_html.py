@@ -14,30 +14,10 @@ from typing import TYPE_CHECKING
 from lazygraph.diff import group_hunks, nested_diffs
 from lazygraph.graph import InheritedOrigin
 from lazyviz.doc import Code, Doc, Drawn, Fold, Line, Note, Part, Points
+from lazyviz.draw import diff_text, panel
 from lazyviz.draw.diff import union_graph
-from lazyviz.draw.diff_text import (
-    HunkLine,
-    diff_text,
-    heading,
-    hunk_lines,
-    instruction,
-    output_lines,
-    pairing_lines,
-    summary,
-    wasted,
-    with_callees,
-)
 from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import ADDED, CHANGED, MARKS, REMOVED, REWIRED
-from lazyviz.draw.panel import (
-    button_html,
-    facts_table,
-    heading_html,
-    links_html,
-    matches_html,
-    near_button,
-    note_html,
-)
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
 from lazyviz.render.html import folded, image, markup, page_html, pre, prose, sentences
@@ -95,20 +75,22 @@ def overview_html(
 
     Those in which no change begins are folded.
     """
-    first, *others = summary(found)
+    first, *others = diff_text.summary(found)
     listed: dict[bool, list[str]] = {True: [], False: []}
     kinds: dict[tuple[bool, str], list[int]] = {}
     for k, (each, begins) in enumerate(zip(places, begun, strict=False)):
-        said = heading(replace(each, hunks=each.hunks[:1])).removeprefix("@@ ")
+        said = diff_text.heading(replace(each, hunks=each.hunks[:1])).removeprefix(
+            "@@ "
+        )
         said = said.removeprefix("(no scope)").strip()
         said = f"no line {said}" if said.startswith("(") else said
         kinds.setdefault((begins, said), []).append(k)
     for (begins, said), levels in [*kinds.items()][:_MAX_PLACES]:
         count = sum(len(places[k].hunks) for k in levels)
         many = f", {count:,} such places" if count > 1 else ""
-        place = button_html(f"{said}{many}", kind="place", level=levels[0])
+        place = panel.button_html(f"{said}{many}", kind="place", level=levels[0])
         listed[begins].append(f"<li>{place}</li>")
-    parts = [heading_html(title), f"<p>{prose(first)}</p>", sentences(others)]
+    parts = [panel.heading_html(title), f"<p>{prose(first)}</p>", sentences(others)]
     if listed[True]:
         own = "".join(listed[True])
         parts.append(f"<p><b>Where they differ</b></p><ul>{own}</ul>")
@@ -118,19 +100,19 @@ def overview_html(
         parts.append(folded(f"{many}, changed only by what they read", follow))
     if len(kinds) > _MAX_PLACES:
         rest = text.plural(len(kinds) - _MAX_PLACES, "more place")
-        parts.append(note_html(f"and {rest}"))
+        parts.append(panel.note_html(f"and {rest}"))
     if left_out > 0:
         many = text.plural(left_out, "changed node")
-        parts.append(note_html(f"{many} more: choose a place, or search."))
+        parts.append(panel.note_html(f"{many} more: choose a place, or search."))
     parts.append(
-        note_html(
+        panel.note_html(
             "Click a box, or walk to it with Tab and press Enter, to see both sides, what it reads, "
             "and where its value goes."
         )
     )
     for what, lines in (
-        ("Outputs", output_lines(found)),
-        ("Inputs moved or changed", pairing_lines(found)),
+        ("Outputs", diff_text.output_lines(found)),
+        ("Inputs moved or changed", diff_text.pairing_lines(found)),
     ):
         if lines:
             more = [f"… {len(lines) - _MAX_LINES:,} more"]
@@ -164,21 +146,19 @@ def node_html(
     rows.append(("changed", prose(changed)))
     number = here.number(here.node)
     buttons = [
-        near_button(number),
-        button_html(
+        panel.near_button(number),
+        panel.button_html(
             "Follow the value", kind="follow", node=number,
             title="where it comes from and goes, through tuples, calls and fusions",
         ),
         *(
-            button_html(f"differs within {name}", kind="inside", node=number, call=k)
+            panel.button_html(f"differs within {name}", kind="inside", node=number, call=k)
             for k, name in enumerate(inner)
         ),
     ]  # fmt: skip
-    lines = [instruction(s.graph, s.node) for s in sides]
+    lines = [diff_text.instruction(s.graph, s.node) for s in sides]
     listing = pre("\n".join(dict.fromkeys(lines)))
-    return (
-        f"{heading_html(title)}{facts_table(rows)}<p>{' '.join(buttons)}</p>{listing}"
-    )
+    return f"{panel.heading_html(title)}{panel.facts_table(rows)}<p>{' '.join(buttons)}</p>{listing}"
 
 
 def _both(told: Sequence[str]) -> str:
@@ -191,14 +171,14 @@ def _both(told: Sequence[str]) -> str:
 
 def _near(side: Side, nodes: Sequence[int]) -> str:
     distinct = list(dict.fromkeys(nodes))
-    return links_html(
+    return panel.links_html(
         [_button(side, node) for node in distinct[:_MAX_LINKS]], len(distinct)
     )
 
 
 def _button(side: Side, node: int) -> str:
     label = f"{side.graph.names[node]} {side.graph.label(node).op}"
-    return button_html(label, kind="node", node=side.number(node))
+    return panel.button_html(label, kind="node", node=side.number(node))
 
 
 def _facts(
@@ -214,7 +194,7 @@ def _facts(
         ("name", markup(graph.names[node])),
         ("op", markup(label.op)),
         ("type", markup(label.type)),
-        ("attributes", markup(with_callees(label.attrs, graph, node))),
+        ("attributes", markup(diff_text.with_callees(label.attrs, graph, node))),
         ("literal", markup(label.literal[:_MAX_LITERAL])),
         ("line", markup(origin.site)),
         ("module", markup(origin.scope)),
@@ -237,9 +217,9 @@ def way_html(way: ValueTrace, number_of: Callable[[str], int | None], back: int)
         rows.append("<li>nothing reads it</li>")
     sources = "".join(f"<p>{markup(f'{s.name}: {s}')}</p>" for s in way.sources)
     return (
-        f"{heading_html(f'The way of {way.name}')}<p>{markup(f'{way.type}, {way.what}')}</p>"
+        f"{panel.heading_html(f'The way of {way.name}')}<p>{markup(f'{way.type}, {way.what}')}</p>"
         f'<ul class="lzg-way">{"".join(rows)}</ul>{sources}'
-        f"<p>{button_html('Back to the node', kind='node', node=back)}</p>"
+        f"<p>{panel.button_html('Back to the node', kind='node', node=back)}</p>"
     )
 
 
@@ -247,7 +227,7 @@ def _hop(arrow: str, hop: Hop, number_of: Callable[[str], int | None]) -> str:
     number = number_of(hop.name)
     told = f"<span>{markup(hop.text)}</span>"
     if number is not None:
-        told = button_html(hop.text, kind="node", node=number)
+        told = panel.button_html(hop.text, kind="node", node=number)
     indent = min(hop.depth, 20) * 10 if arrow == "→" else 0
     return f'<li style="margin-left:{indent}px"><span>{arrow}</span>{told}</li>'
 
@@ -257,20 +237,22 @@ def found_html(
 ) -> str:
     """Return the first of `count` nodes that a search found among `total`, those that differ first."""
     if not wanted.strip():
-        return note_html("Type part of an op, a type, a name, a module or a line.")
+        return panel.note_html(
+            "Type part of an op, a type, a name, a module or a line."
+        )
     if not rows:
-        return note_html(f"None of {total:,} instructions has {wanted!r} in its op, type, name, module or line.")  # fmt: skip
-    return matches_html(_items(rows), len(rows), count)
+        return panel.note_html(f"None of {total:,} instructions has {wanted!r} in its op, type, name, module or line.")  # fmt: skip
+    return panel.matches_html(_items(rows), len(rows), count)
 
 
 def fold_html(box: Box, number: int, rows: Sequence[tuple[Change | None, Side]]) -> str:
     """Return what a box of consequences or of state holds, and a button that opens it."""
     why = "These changed only because of what they read." if box.follows else ""
     return (
-        f"{heading_html(box.label)}"
-        f"{note_html(why) if why else ''}"
-        f"<p>{button_html('Open', kind='open', box=number)}</p>"
-        f"{matches_html(_items(rows), len(rows), len(box.members))}"
+        f"{panel.heading_html(box.label)}"
+        f"{panel.note_html(why) if why else ''}"
+        f"<p>{panel.button_html('Open', kind='open', box=number)}</p>"
+        f"{panel.matches_html(_items(rows), len(rows), len(box.members))}"
     )
 
 
@@ -308,7 +290,7 @@ def diff_doc(
     live: Callable[[], object] | None = None,
 ) -> Doc:
     """Return a diff for a terminal, and for a notebook's output HTML that survives distrust."""
-    shown = Drawn(diff_text(found), lambda: Doc(_fragment(found)).to_html())
+    shown = Drawn(diff_text.diff_text(found), lambda: Doc(_fragment(found)).to_html())
     return Doc([shown], css_class=css_class, live=live)
 
 
@@ -341,7 +323,7 @@ def _scrolled(picture: str, start: Point, height: int) -> Drawn:
 
 
 def _summary(found: GraphDiff) -> list[Part]:
-    first, *others = summary(found)
+    first, *others = diff_text.summary(found)
     return [Line(first), *([Points(others)] if others else [])]
 
 
@@ -352,7 +334,7 @@ def _shown(
     return {
         (side, node)
         for group in alike
-        for line in list(hunk_lines(found, group.exemplar))[:lines]
+        for line in list(diff_text.hunk_lines(found, group.exemplar))[:lines]
         for side, node in (("a", line.node_a), ("b", line.node_b))
     }
 
@@ -364,7 +346,7 @@ def _around(found: GraphDiff, union: DrawGraph) -> list[Fold]:
     entries = []
     for side, node in sorted(drawn - listed):
         graph = found.a if side == "a" else found.b
-        line = instruction(graph, node)
+        line = diff_text.instruction(graph, node)
         entries.append(_side(graph, node, side, line, listed | drawn))
     if not entries:
         return []
@@ -377,17 +359,17 @@ def _places(found: GraphDiff, groups: int, lines: int) -> list[Fold]:
     shown = _shown(found, alike[:groups], lines)
     folds = [
         Fold(
-            heading(group).removeprefix("@@ "),
+            diff_text.heading(group).removeprefix("@@ "),
             [Drawn("", partial(_group, found, group, lines, shown))],
         )
         for group in alike[:groups]
     ]
     if len(alike) > groups:
         folds.append(Fold(f"and {len(alike) - groups} more kinds of change", []))
-    outputs = output_lines(found)
+    outputs = diff_text.output_lines(found)
     if outputs:
         folds.append(Fold("Outputs", [Code("\n".join(outputs))]))
-    inputs = pairing_lines(found)
+    inputs = diff_text.pairing_lines(found)
     if inputs:
         more = [f"… {len(inputs) - lines:,} more"] if len(inputs) > lines else []
         listed = Code("\n".join([*inputs[:lines], *more]))
@@ -396,7 +378,7 @@ def _places(found: GraphDiff, groups: int, lines: int) -> list[Fold]:
         )
     dead = [
         f"{mark} {node.name} = {node.label.type} {node.label.op}({node.label.literal})"
-        f"  # {', '.join(part for part in (wasted([node]), *node.origin) if part)}"
+        f"  # {', '.join(part for part in (diff_text.wasted([node]), *node.origin) if part)}"
         for mark, nodes in zip((REMOVED, ADDED), found.dead, strict=True)
         for node in nodes[:lines]
     ]
@@ -409,7 +391,7 @@ def _places(found: GraphDiff, groups: int, lines: int) -> list[Fold]:
 def _group(
     found: GraphDiff, group: HunkGroup, limit: int, shown: Container[tuple[str, int]]
 ) -> str:
-    rows = list(hunk_lines(found, group.exemplar))
+    rows = list(diff_text.hunk_lines(found, group.exemplar))
     body = "".join(_row(found, row, shown) for row in rows[:limit])
     more = ""
     if len(rows) > limit:
@@ -426,13 +408,15 @@ def _group(
     )
 
 
-def _row(found: GraphDiff, row: HunkLine, shown: Container[tuple[str, int]]) -> str:
+def _row(
+    found: GraphDiff, row: diff_text.HunkLine, shown: Container[tuple[str, int]]
+) -> str:
     colour = _COLOURS[row.mark]
     left = _side(found.a, row.node_a, "a", row.a, shown)
     right = _side(found.b, row.node_b, "b", row.b, shown)
     if row.mark == CHANGED:
         right += "".join(
-            folded(f"differs within {name}", pre(diff_text(inner)))
+            folded(f"differs within {name}", pre(diff_text.diff_text(inner)))
             for name, inner in nested_diffs(found, row.node_a, row.node_b)
         )
     return (
@@ -464,7 +448,7 @@ def _links(
 ) -> str:
     parts = []
     for node in nodes[:_MAX_LINKS]:
-        name = markup(instruction(graph, node).partition(" = ")[0])
+        name = markup(diff_text.instruction(graph, node).partition(" = ")[0])
         op = markup(graph.label(node).op)
         if (side, node) in shown:
             name = f'<a href="#{side}{node}" style="color:inherit">{name}</a>'

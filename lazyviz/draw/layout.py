@@ -22,28 +22,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import graphviz
 
-from lazyviz.draw.model import (
-    box_size,
-    detail_text,
-    frame_paths,
-    label_text,
-    path_text,
-    title_within,
-)
+from lazyviz.draw import model
 from lazyviz.draw.palette import CHANGES, CHANGES_LIGHT, FOLLOWS, KINDS, LIGHT
 from lazyviz.render import html
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lazyviz.draw.model import Box, DrawGraph
 
 Point = tuple[float, float]
 
 _POINTS = 72
 
 
-def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
+def to_dot(graph: model.DrawGraph, *, labels: bool = True) -> str:
     """Return DOT source for a drawing.
 
     Boxes are called `n0`, `n1`, ... after their positions, whatever their labels say, and
@@ -64,9 +56,11 @@ def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
     return str(source.source)
 
 
-def _children(graph: DrawGraph) -> dict[tuple[str, ...], list[int | tuple[str, ...]]]:
+def _children(
+    graph: model.DrawGraph,
+) -> dict[tuple[str, ...], list[int | tuple[str, ...]]]:
     """Return for each frame its boxes and inner frames, in the order of the boxes."""
-    frames = set(frame_paths(graph))
+    frames = set(model.frame_paths(graph))
     children: dict[tuple[str, ...], list[int | tuple[str, ...]]] = {(): []}
     for position, box in enumerate(graph.boxes):
         inside: list[tuple[str, ...]] = [
@@ -86,20 +80,20 @@ def _children(graph: DrawGraph) -> dict[tuple[str, ...], list[int | tuple[str, .
 
 def _add_frame(
     source: graphviz.Digraph,
-    graph: DrawGraph,
+    graph: model.DrawGraph,
     frame: tuple[str, ...],
     children: dict[tuple[str, ...], list[int | tuple[str, ...]]],
     *,
     labels: bool,
 ) -> None:
     """Add what a frame holds; frames nest a few levels deep at most."""
-    numbers = {path: number for number, path in enumerate(frame_paths(graph))}
+    numbers = {path: number for number, path in enumerate(model.frame_paths(graph))}
     for child in children[frame]:
         if isinstance(child, int):
             _add_box(source, child, graph.boxes[child], labels=labels)
             continue
         with source.subgraph(name=f"cluster_{numbers[child]}") as inner:
-            title = title_within(graph, child, numbers)
+            title = model.title_within(graph, child, numbers)
             # Without a label a cluster has no room for the title that we draw ourselves.
             inner.attr(margin="8", label=html.dot(title) if labels else " ")
             inner.attr(labeljust="l", color="#9aa5b4", style="rounded")
@@ -107,15 +101,17 @@ def _add_frame(
 
 
 def _add_box(
-    source: graphviz.Digraph, position: int, box: Box, *, labels: bool
+    source: graphviz.Digraph, position: int, box: model.Box, *, labels: bool
 ) -> None:
-    width, height = box_size(box)
+    width, height = model.box_size(box)
     attributes = {
         "width": f"{width / _POINTS:.3f}",
         "height": f"{height / _POINTS:.3f}",
     }
     if labels:
-        text = "\n".join(part for part in (label_text(box), detail_text(box)) if part)
+        text = "\n".join(
+            part for part in (model.label_text(box), model.detail_text(box)) if part
+        )
         attributes["label"] = html.dot(text)
         attributes["fillcolor"] = LIGHT[KINDS[box.kind][0]][0]
         if box.is_root:
@@ -123,7 +119,7 @@ def _add_box(
         if box.change is not None:
             attributes |= _CHANGE_STYLES["follows" if box.follows else box.change]
             attributes["peripheries"] = "2" if box.is_root else "1"
-            facts = (box.detail, path_text(box.path), box.site)
+            facts = (box.detail, model.path_text(box.path), box.site)
             attributes["tooltip"] = html.dot(" ".join(fact for fact in facts if fact))
     source.node(f"n{position}", **attributes)
 
@@ -140,7 +136,7 @@ _CHANGE_STYLES = {
 }
 
 
-def _edge_style(graph: DrawGraph, edge: tuple[int, int]) -> dict[str, str]:
+def _edge_style(graph: model.DrawGraph, edge: tuple[int, int]) -> dict[str, str]:
     if edge in graph.removed:
         colour = _CHANGE_STYLES["removed"]["color"]
         return {"color": colour, "penwidth": "2", "style": "dashed"}
@@ -216,7 +212,7 @@ def draws_frames(engine: str | None = None) -> bool:
 
 
 def lay_out(
-    graph: DrawGraph, engine: str | None = None, timeout_s: float = TIMEOUT_S
+    graph: model.DrawGraph, engine: str | None = None, timeout_s: float = TIMEOUT_S
 ) -> Layout:
     """Return positions for a drawing by the first engine that manages it, each within a time.
 
@@ -260,8 +256,8 @@ def _tried(engine: str | None, notes: list[str]) -> list[Engine]:
     ]
 
 
-def _by_ourselves(graph: DrawGraph) -> Layout:
-    sizes = [box_size(box) for box in graph.boxes]
+def _by_ourselves(graph: model.DrawGraph) -> Layout:
+    sizes = [model.box_size(box) for box in graph.boxes]
     centres, routes = place(sizes, graph.edges)
     rights = [x + w / 2 for (x, _), (w, _) in zip(centres, sizes, strict=True)]
     bottoms = [y + h / 2 for (_, y), (_, h) in zip(centres, sizes, strict=True)]
@@ -274,7 +270,7 @@ def _by_ourselves(graph: DrawGraph) -> Layout:
     )
 
 
-def _run(engine: Engine, graph: DrawGraph, timeout_s: float) -> Layout:
+def _run(engine: Engine, graph: model.DrawGraph, timeout_s: float) -> Layout:
     """Run Graphviz on the drawing's DOT source and return the layout that it prints."""
     command = [sys.executable, "-P", "-c", _PYGRAPHVIZ]
     if engine == "dot":
@@ -305,7 +301,7 @@ def _run(engine: Engine, graph: DrawGraph, timeout_s: float) -> Layout:
         raise LayoutError("printed a layout that does not fit the drawing") from None
 
 
-def _parse(answer: Any, graph: DrawGraph) -> Layout:
+def _parse(answer: Any, graph: model.DrawGraph) -> Layout:
     """Return the layout in Graphviz's JSON, whose y axis points upwards."""
     left, bottom, right, top = map(float, answer["bb"].split(","))
 
@@ -313,7 +309,7 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
         x, y = text.split(",")
         return float(x) - left, top - float(y)
 
-    paths = frame_paths(graph)
+    paths = model.frame_paths(graph)
     centres: dict[int, Point] = {}
     frames: list[tuple[tuple[str, ...], Frame]] = []
     names: list[str] = []
@@ -321,7 +317,7 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
         names.append(item["name"])
         if item["name"].startswith("cluster_"):
             path = paths[int(item["name"].removeprefix("cluster_"))]
-            title = title_within(graph, path, paths)
+            title = model.title_within(graph, path, paths)
             x0, y0, x1, y1 = map(float, item["bb"].split(","))
             frame = Frame(title, x0 - left, top - y1, x1 - x0, y1 - y0)
             frames.append((path, frame))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from lazyviz.render import text
 from lazyviz.render.html import static
@@ -40,6 +40,7 @@ PHASE_COLOURS = {
     "execute": "#5b86d6",
 }
 
+_T = TypeVar("_T", float, str)
 LEVELS = 5  # shades of an overlay
 
 KINDS: dict[Kind, tuple[str, str]] = {
@@ -171,7 +172,7 @@ class Amounts:
 
     def paint(self, graph: DrawGraph) -> DrawGraph:
         """Return a folded drawing in shades; a folded box has the sum of what it holds."""
-        known = [_known(self, box) for box in graph.boxes]
+        known = [_known(self.nodes, self.inputs, box) for box in graph.boxes]
         amounts = [sum(each) if each else None for each in known]
         most = max((amount for amount in amounts if amount is not None), default=0.0)
         boxes = list(graph.boxes)
@@ -218,7 +219,7 @@ class Findings:
         return replace(graph, boxes=boxes, legend=legend)
 
     def _painted(self, box: Box) -> Box:
-        known = _known(self, box)
+        known = _known(self.nodes, self.inputs, box)
         bad = [words for words in known if words]
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -229,11 +230,11 @@ class Findings:
 Overlay = Amounts | Findings
 
 
-def _known(overlay: Any, box: Box) -> list[Any]:
+def _known(nodes: Mapping[int, _T], inputs: Mapping[str, _T], box: Box) -> list[_T]:
     """Return what an overlay has for an input, or for each node that a box stands for."""
     if not box.members:
-        return [overlay.inputs[box.op]] if box.op in overlay.inputs else []
-    return [overlay.nodes[node] for node in box.members if node in overlay.nodes]
+        return [inputs[box.op]] if box.op in inputs else []
+    return [nodes[node] for node in box.members if node in nodes]
 
 
 def count_words(amount: float) -> str:

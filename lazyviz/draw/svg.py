@@ -5,21 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lazyviz.draw import model
 from lazyviz.draw.fold import DEFAULT_BUDGET, fold_earlier, overview
 from lazyviz.draw.layout import Layout, draws_frames, lay_out
-from lazyviz.draw.model import (
-    BACKWARD,
-    DETAIL_CHAR,
-    LINE,
-    MARKS,
-    SAVED,
-    box_size,
-    clip,
-    detail_text,
-    label_text,
-    named_in_frames,
-    path_text,
-)
 from lazyviz.draw.palette import CHANGES, FOLLOWS, KINDS, LEVELS, stylesheet
 from lazyviz.render import html, text
 from lazyviz.render.html import markup
@@ -28,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lazyviz.draw.layout import Point
-    from lazyviz.draw.model import Box, DrawGraph
 
 STRIP_BUDGET = 60
 MAX_EMBEDDED_BYTES = 65_536
@@ -42,7 +29,7 @@ _MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
 
 
 def graph_html(
-    graph: DrawGraph,
+    graph: model.DrawGraph,
     *,
     budget: int = STRIP_BUDGET,
     hint: str = "",
@@ -63,7 +50,7 @@ def graph_html(
     )
 
 
-def legend_svg(graph: DrawGraph) -> str:
+def legend_svg(graph: model.DrawGraph) -> str:
     """Return the legend of an inline drawing by itself; empty if nothing needs explaining."""
     rows: list[list[tuple[str, str]]] = [[]]
     for item in _legend_items(graph):
@@ -86,7 +73,7 @@ def legend_svg(graph: DrawGraph) -> str:
     )
 
 
-def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
+def _legend_items(graph: model.DrawGraph) -> list[tuple[str, str]]:
     """Return class and name of what needs explaining: nothing when all is alike.
 
     A class of lines begins with `e`, that of a folded repetition with `n`; an empty one has
@@ -94,7 +81,7 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     """
     changes = {box.change for box in graph.boxes if not box.follows}
     told = [
-        (style, words if change == "same" else f"{MARKS[change]} {words}")
+        (style, words if change == "same" else f"{model.MARKS[change]} {words}")
         for change, (style, words) in CHANGES.items()
         if change in changes
     ]
@@ -108,7 +95,7 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     return items if told or len(items) > 1 else []
 
 
-def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
+def _box_items(graph: model.DrawGraph) -> list[tuple[str, str]]:
     boxes = graph.boxes
     present = {box.kind for box in boxes}
     marks = {mark for box in boxes for mark in box.marks}
@@ -136,7 +123,9 @@ def _legend_width(items: Sequence[tuple[str, str]]) -> float:
 
 
 def _item_width(classes: str, name: str) -> float:
-    return 14 + len(name) * DETAIL_CHAR + (_sample_width(classes) if classes else 0)
+    return (
+        14 + len(name) * model.DETAIL_CHAR + (_sample_width(classes) if classes else 0)
+    )
 
 
 def _sample_width(classes: str) -> int:
@@ -167,9 +156,9 @@ def _sample(classes: str, x: float, y: float) -> str:
     return f'<g class="{rest if kind == "n" else classes}">{rects}</g>'
 
 
-def _is_backward_group(box: Box) -> bool:
+def _is_backward_group(box: model.Box) -> bool:
     """Return whether a box stands for operations of the backward pass."""
-    return box.kind == "group" and box.path[:1] == (BACKWARD,)
+    return box.kind == "group" and box.path[:1] == (model.BACKWARD,)
 
 
 _MARGIN = 10
@@ -184,7 +173,7 @@ _MEANINGS = {
     "in place": "overwrites an input",
     "view": "view: shares memory with what it reads",
     "from the CPU": "computed on the CPU by a fallback",
-    SAVED: "held by no variable: autograd saves what its backward needs",
+    model.SAVED: "held by no variable: autograd saves what its backward needs",
 }
 _ARC_ROOM = 30
 _SHEET = 3  # how far the sheets under a folded box stick out
@@ -200,7 +189,7 @@ class Drawing:
 
 
 def draw(
-    graph: DrawGraph,
+    graph: model.DrawGraph,
     *,
     budget: int = DEFAULT_BUDGET,
     engine: str | None = None,
@@ -209,7 +198,7 @@ def draw(
     """Fold, lay out and draw a graph of any size as an image of its own."""
     folded = overview(fold_earlier(graph), budget)
     if draws_frames(engine):
-        folded = named_in_frames(folded)
+        folded = model.named_in_frames(folded)
     layout = lay_out(folded, engine)
     width, _ = _size(folded, layout, legend=True, hint=hint)
     picture = emit(folded, layout, hint=hint)
@@ -217,7 +206,7 @@ def draw(
 
 
 def emit(
-    graph: DrawGraph,
+    graph: model.DrawGraph,
     layout: Layout,
     *,
     inline: bool = False,
@@ -257,12 +246,12 @@ def emit(
 
 
 def _size(
-    graph: DrawGraph, layout: Layout, *, legend: bool, hint: str
+    graph: model.DrawGraph, layout: Layout, *, legend: bool, hint: str
 ) -> tuple[int, int]:
     items = _legend_items(graph) if legend else []
     room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
     width = max(layout.width + room, _MIN_WIDTH, _legend_width(items))
-    width = max(width, len(hint) * DETAIL_CHAR)
+    width = max(width, len(hint) * model.DETAIL_CHAR)
     height = layout.height + (_LEGEND_HEIGHT if items else 0)
     height += _HINT_HEIGHT if hint else 0
     return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
@@ -270,8 +259,8 @@ def _size(
 
 def _frames(layout: Layout) -> Iterable[str]:
     for frame in layout.frames:
-        room = max(4, int((frame.width - 14) / DETAIL_CHAR))
-        title = markup(clip(frame.title, room))
+        room = max(4, int((frame.width - 14) / model.DETAIL_CHAR))
+        title = markup(model.clip(frame.title, room))
         yield (
             f'<rect class="m" x="{frame.x:.0f}" y="{frame.y:.0f}" '
             f'width="{frame.width:.0f}" height="{frame.height:.0f}" rx="9"/>'
@@ -279,7 +268,9 @@ def _frames(layout: Layout) -> Iterable[str]:
         )
 
 
-def _routes(graph: DrawGraph, layout: Layout) -> dict[str, list[tuple[Point, ...]]]:
+def _routes(
+    graph: model.DrawGraph, layout: Layout
+) -> dict[str, list[tuple[Point, ...]]]:
     """Return the curves of each class of edge."""
     classes = {
         " al": graph.aliases,
@@ -293,15 +284,15 @@ def _routes(graph: DrawGraph, layout: Layout) -> dict[str, list[tuple[Point, ...
     return routes
 
 
-def _arcs(graph: DrawGraph, layout: Layout) -> str:
+def _arcs(graph: model.DrawGraph, layout: Layout) -> str:
     """Return curves from outputs to the inputs that they overwrite, where they are few."""
     if not 0 < len(graph.updates) <= _MAX_ARCS:
         return ""
     routes = []
     for output, taken in graph.updates:
         (x0, y0), (x1, y1) = layout.centres[output], layout.centres[taken]
-        start = x0 + box_size(graph.boxes[output])[0] / 2, y0
-        tip = x1 + box_size(graph.boxes[taken])[0] / 2, y1
+        start = x0 + model.box_size(graph.boxes[output])[0] / 2, y0
+        tip = x1 + model.box_size(graph.boxes[taken])[0] / 2, y1
         out = max(start[0], tip[0]) + 26
         routes.append((start, (out, y0), (out, y1), tip))
     return _edges(routes, " up")
@@ -339,7 +330,7 @@ def _arrow(route: tuple[Point, ...]) -> str:
 
 
 def _boxes(
-    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool, links: bool
+    graph: model.DrawGraph, centres: Sequence[Point], *, numbered: bool, links: bool
 ) -> Iterable[str]:
     mates = _mates(graph) if numbered else {}
     for number, (box, (x, y)) in enumerate(zip(graph.boxes, centres, strict=True)):
@@ -355,7 +346,7 @@ def _boxes(
         yield f'<a href="#{box.anchor}">{shape}</a>' if is_link else shape
 
 
-def _mates(graph: DrawGraph) -> dict[int, list[int]]:
+def _mates(graph: model.DrawGraph) -> dict[int, list[int]]:
     """Return for each box those that its memory goes to or comes from.
 
     In a diff, those that it reads or that read it.
@@ -367,8 +358,8 @@ def _mates(graph: DrawGraph) -> dict[int, list[int]]:
     return found
 
 
-def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
-    width, height = box_size(box)
+def _box(box: model.Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
+    width, height = model.box_size(box)
     left, top = x - width / 2, y - height / 2
     corner = height / 2 if box.kind in {"constant", "parameter"} else 6
     rect = f'width="{width:.0f}" height="{height:.0f}" rx="{corner:.0f}"'
@@ -376,13 +367,11 @@ def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
         f'<rect x="{left + shift:.0f}" y="{top + shift:.0f}" {rect}/>'
         for shift in ((2 * _SHEET, _SHEET) if box.count > 1 else ())
     )
-    detail = detail_text(box)
+    detail = model.detail_text(box)
     first = y - 2 if detail else y + 4
-    lines = (
-        f'<text class="l" x="{x:.0f}" y="{first:.0f}">{markup(label_text(box))}</text>'
-    )
+    lines = f'<text class="l" x="{x:.0f}" y="{first:.0f}">{markup(model.label_text(box))}</text>'
     if detail:
-        lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
+        lines += f'<text class="d" x="{x:.0f}" y="{y + model.LINE - 2:.0f}">{markup(detail)}</text>'
     if box.level is not None:
         # A bar as long as the shade is dark, for those who see no shades.
         length = (width - 2 * corner) * (box.level + 1) / LEVELS
@@ -399,7 +388,7 @@ def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
     )
 
 
-def _classes(box: Box, *, shaded: bool) -> str:
+def _classes(box: model.Box, *, shaded: bool) -> str:
     if box.change is not None:
         style = FOLLOWS[0] if box.follows else CHANGES[box.change][0]
         return f"{style} g" if box.kind == "group" else style
@@ -421,19 +410,19 @@ def _classes(box: Box, *, shaded: bool) -> str:
     return " ".join(names)
 
 
-def _facts(box: Box) -> list[str]:
+def _facts(box: model.Box) -> list[str]:
     """Return what a tooltip and a screen reader say of a box."""
-    facts = [box.op or label_text(box), box.detail]
+    facts = [box.op or model.label_text(box), box.detail]
     if box.change is not None:
         words = FOLLOWS[1] if box.follows else CHANGES[box.change][1]
-        facts[:1] = [words, label_text(box), box.op]
+        facts[:1] = [words, model.label_text(box), box.op]
     elif box.name and box.op:
         facts.insert(0, box.name)
     if len(box.members) > 1 and box.kind != "group":
         facts.append(f"{text.plural(len(box.members), 'node')}, drawn once")
     elif box.members and box.kind != "group" and box.change is None:
         facts.append(f"node %{box.members[0]}")
-    facts.append(path_text(box.path))
+    facts.append(model.path_text(box.path))
     facts += [box.library, box.site]
     if box.runs > 1:
         facts.append(f"executed {box.runs} times since the last barrier")
@@ -446,15 +435,15 @@ def _facts(box: Box) -> list[str]:
         facts.append(f"{box.count} places alike")
     if box.hidden:
         facts.append(f"… {text.plural(box.hidden, 'neighbour')} not drawn")
-    return [clip(fact, _MAX_FACT) for fact in facts if fact]
+    return [model.clip(fact, _MAX_FACT) for fact in facts if fact]
 
 
-def start_of(graph: DrawGraph, layout: Layout) -> Point:
+def start_of(graph: model.DrawGraph, layout: Layout) -> Point:
     """Return where a view of a diff opens: a corner of what is told first, in pixels."""
     corners = [
         (not box.is_first, y - height / 2 + _MARGIN, x - width / 2 + _MARGIN)
         for box, (x, y) in zip(graph.boxes, layout.centres, strict=True)
-        for width, height in [box_size(box)]
+        for width, height in [model.box_size(box)]
         if box.change != "same"
     ]
     _, y, x = min(corners, default=(False, 0.0, 0.0))

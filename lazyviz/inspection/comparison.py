@@ -25,25 +25,8 @@ from lazyviz.draw.diff import Union, change, union_graph
 from lazyviz.draw.diff_text import coloured, graph_lines, takes_colour
 from lazyviz.draw.layout import lay_out, to_dot
 from lazyviz.draw.svg import emit
+from lazyviz.inspection import protocol, subjects
 from lazyviz.inspection.programs import site_text
-from lazyviz.inspection.protocol import (
-    MAX_FOUND,
-    MAX_HOPS,
-    RequestError,
-    Subject,
-    View,
-    Walk,
-    has_words,
-    number,
-    panel_reply,
-)
-from lazyviz.inspection.subjects import (
-    graph_to_compare,
-    is_step_name,
-    step_number,
-    subject_of,
-    target_of,
-)
 from lazyviz.shell.displayed import Displayed
 from lazyviz.shell.lazytensors import is_lazy
 
@@ -55,7 +38,6 @@ if TYPE_CHECKING:
     from lazyviz.draw.diff import Side, Spot
     from lazyviz.draw.model import Change
     from lazyviz.inspection.programs import HloProgram
-    from lazyviz.inspection.protocol import Form, Reply
 
 
 _BUDGET = 60
@@ -65,7 +47,7 @@ _STDIN = Path("-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 
-class DiffExplorer(Walk[Union]):
+class DiffExplorer(protocol.Walk[Union]):
     """A difference drawn in parts, with both sides of each node, in each form of the programs."""
 
     _what = "view of a diff"
@@ -74,11 +56,11 @@ class DiffExplorer(Walk[Union]):
         self,
         found: GraphDiff,
         budget: int = _BUDGET,
-        pair: Subject[Union] | None = None,
-        form: Form = "hlo",
+        pair: protocol.Subject[Union] | None = None,
+        form: protocol.Form = "hlo",
     ) -> None:
         self._budget = min(budget, _MOST_BOXES)
-        pair = pair or Subject({form: lambda: Union(found)}, form)
+        pair = pair or protocol.Subject({form: lambda: Union(found)}, form)
         super().__init__(pair, form)
 
     @property
@@ -96,7 +78,7 @@ class DiffExplorer(Walk[Union]):
             title, program.found, program.places, begun, self.shown.left_out
         )
 
-    def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
+    def _answers(self) -> dict[str, Callable[[Any], Iterator[protocol.Reply]]]:
         return {
             "select": self._select,
             "node": self._node,
@@ -107,22 +89,24 @@ class DiffExplorer(Walk[Union]):
             "inside": self._inside,
         }
 
-    def _whole(self, program: Union) -> View[Union]:
+    def _whole(self, program: Union) -> protocol.View[Union]:
         graph = program.overview(self._budget)
-        return View(title="all places", program=program, graph=graph)
+        return protocol.View(title="all places", program=program, graph=graph)
 
     # --- selecting
 
-    def _select(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        index = number(request, "box", len(self.shown.boxes))
+    def _select(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+        index = protocol.number(request, "box", len(self.shown.boxes))
         box = self.shown.boxes[index]
         if box.kind == "group":
-            rows = self._sides(map(self._program.spot, box.members[:MAX_FOUND]))
-            yield panel_reply(diff_panel.fold_html(box, index, rows), index)
+            rows = self._sides(
+                map(self._program.spot, box.members[: protocol.MAX_FOUND])
+            )
+            yield protocol.panel_reply(diff_panel.fold_html(box, index, rows), index)
         else:
             yield self._told(self._spot_at(index), index)
 
-    def _node(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _node(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         spot = self._spot(request)
         index = self._index(spot)
         if index is None:
@@ -130,7 +114,7 @@ class DiffExplorer(Walk[Union]):
             return
         yield self._told(spot, index)
 
-    def _told(self, spot: Spot, index: int | None) -> Reply:
+    def _told(self, spot: Spot, index: int | None) -> protocol.Reply:
         union = self._program
         inner = [name for name, _ in union.inner(spot)]
         what = union.changes.get(spot, "same")
@@ -139,9 +123,9 @@ class DiffExplorer(Walk[Union]):
         if what == "changed" and before and after:
             changed = change(union.found, before.node, after.node)
         told = diff_panel.node_html(what, before, after, inner, changed)
-        return panel_reply(told, index)
+        return protocol.panel_reply(told, index)
 
-    def _follow(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _follow(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         """Tell where a value comes from and goes, through tuples, calls and fusions."""
         program, spot = self._program, self._spot(request)
         side, node = spot
@@ -149,7 +133,7 @@ class DiffExplorer(Walk[Union]):
         try:
             way = follow(graph, graph.names[node])
         except HloError as error:
-            raise RequestError(str(error)) from None
+            raise protocol.RequestError(str(error)) from None
 
         names = {name.lstrip("%"): k for k, name in enumerate(graph.names)}
 
@@ -158,7 +142,7 @@ class DiffExplorer(Walk[Union]):
             return program.number(side, found) if found is not None else None
 
         body = diff_panel.way_html(way, number_of, program.number(side, node))
-        yield panel_reply(body, self._index(spot))
+        yield protocol.panel_reply(body, self._index(spot))
 
     def _index(self, spot: Spot) -> int | None:
         return self._drawn_at(self._program.number(*spot))
@@ -168,20 +152,20 @@ class DiffExplorer(Walk[Union]):
 
     # --- moving
 
-    def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        hops = number(request, "hops", MAX_HOPS + 1)
+    def _focus(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+        hops = protocol.number(request, "hops", protocol.MAX_HOPS + 1)
         yield from self._near(self._spot(request), hops)
 
-    def _near(self, spot: Spot, hops: int) -> Iterator[Reply]:
+    def _near(self, spot: Spot, hops: int) -> Iterator[protocol.Reply]:
         program = self._program
         side, node = spot
         graph = program.near(spot, hops, self._budget)
         yield self._show(f"{program.side(side).names[node]} ±{hops}", program, graph)
         yield self._told(spot, self._index(spot))
 
-    def _place(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _place(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         program = self._program
-        level = number(request, "level", len(program.places))
+        level = protocol.number(request, "level", len(program.places))
         group = program.places[level]
         graph = program.place(group, self._budget)
         where = group.exemplar.scope or group.exemplar.site or f"place {level + 1}"
@@ -189,33 +173,33 @@ class DiffExplorer(Walk[Union]):
         first = next(k for k, box in enumerate(graph.boxes) if box.change != "same")
         yield self._told(self._spot_at(first), first)
 
-    def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        box = self.shown.boxes[number(request, "box", len(self.shown.boxes))]
+    def _open(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+        box = self.shown.boxes[protocol.number(request, "box", len(self.shown.boxes))]
         spot = self._program.spot(box.members[0])
         if box.kind == "group":
             spots = map(self._program.spot, box.members)
             graph = self._program.folded(spots, self._budget)
             yield self._show(box.label, self._program, graph)
-            yield panel_reply(self.overview())
+            yield protocol.panel_reply(self.overview())
             return
         if not self._program.inner(spot):
-            raise RequestError(
+            raise protocol.RequestError(
                 "nothing differs within this box. Open a changed call or fusion; its panel names "
                 "what differs within."
             )
         yield from self._inside({"node": self._program.number(*spot), "call": 0})
 
-    def _inside(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _inside(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         """Show what differs within the function, the fusion or the loop body that a pair calls."""
         inner = self._program.inner(self._spot(request))
         if not inner:
-            raise RequestError(
+            raise protocol.RequestError(
                 "nothing differs within this node. Choose a changed call or fusion."
             )
-        name, found = inner[number(request, "call", len(inner))]
+        name, found = inner[protocol.number(request, "call", len(inner))]
         union = Union(found)
         yield self._show(name, union, union.overview(self._budget))
-        yield panel_reply(self.overview())
+        yield protocol.panel_reply(self.overview())
 
     # --- finding
 
@@ -224,11 +208,13 @@ class DiffExplorer(Walk[Union]):
         spots: list[Spot] = [("b", node) for node in range(len(program.found.b))]
         spots += [("a", node) for node in program.found.removed]
         found = [
-            s for s in spots if has_words(wanted, _texts(program.side(s[0]), s[1]))
+            s
+            for s in spots
+            if protocol.has_words(wanted, _texts(program.side(s[0]), s[1]))
         ]
         found.sort(key=lambda spot: spot not in program.changes)  # stable
         drawn = {program.number(*spot) for spot in found}
-        rows = self._sides(found[:MAX_FOUND])
+        rows = self._sides(found[: protocol.MAX_FOUND])
         boxes = self.shown.boxes
         hits = [k for k, box in enumerate(boxes) if drawn.intersection(box.members)]
         told = diff_panel.found_html(wanted, rows, len(found), len(spots))
@@ -245,30 +231,30 @@ class DiffExplorer(Walk[Union]):
         ]
 
     def _spot(self, request: Mapping[str, Any]) -> Spot:
-        return self._program.spot(number(request, "node", self._program.count))
+        return self._program.spot(protocol.number(request, "node", self._program.count))
 
 
 def _texts(graph: Graph, node: int) -> tuple[str, ...]:
     return (*graph.label(node), graph.names[node], *graph.origin(node))
 
 
-class Pair(Subject[Union]):
+class Pair(protocol.Subject[Union]):
     """Two programs of the runtime, in the forms that both have; it holds no tensor."""
 
     def __init__(self, a: Any, b: Any) -> None:
-        self._sides = subject_of(a), subject_of(b)
-        self._graphs = graph_to_compare(a), graph_to_compare(b)
+        self._sides = subjects.subject_of(a), subjects.subject_of(b)
+        self._graphs = subjects.graph_to_compare(a), subjects.graph_to_compare(b)
         self._causes = _known_causes(a, b)
         one, other = self._sides
         forms = [form for form in one.forms if form in other.forms]
         super().__init__({form: partial(self._union, form) for form in forms}, "ir")
 
-    def price(self, form: Form) -> str:
+    def price(self, form: protocol.Form) -> str:
         """Return what making a form costs that has to be compiled for it; else empty."""
         prices = [side.price(form) for side in self._sides]
         return " ".join(dict.fromkeys(price for price in prices if price))
 
-    def _union(self, form: Form) -> Union:
+    def _union(self, form: protocol.Form) -> Union:
         graphs = list(self._graphs)
         if form != "ir":
             made = [side.program(form) for side in self._sides]
@@ -285,9 +271,11 @@ class Pair(Subject[Union]):
 def _known_causes(a: object, b: object) -> list[str]:
     """Return why the second step was compiled, if that was found against the graph of the first."""
     runtime = session.runtime()
-    if runtime is None or not (is_step_name(a) and is_step_name(b)):
+    if runtime is None or not (subjects.is_step_name(a) and subjects.is_step_name(b)):
         return []
-    one, other = (runtime.graph_of_step(step_number(runtime, name)) for name in (a, b))
+    one, other = (
+        runtime.graph_of_step(subjects.step_number(runtime, name)) for name in (a, b)
+    )
     told = other.explanation if one and other else None
     return (
         [each.text for each in told.causes] if told and told.against == one.name else []
@@ -302,7 +290,7 @@ class DiffView(Displayed):
     """
 
     def __init__(
-        self, found: GraphDiff, pair: Pair | None = None, form: Form = "hlo"
+        self, found: GraphDiff, pair: Pair | None = None, form: protocol.Form = "hlo"
     ) -> None:
         self.diff = found
         self._pair = pair
@@ -386,7 +374,7 @@ class DiffView(Displayed):
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
 
 
-def diff(a: Any, b: Any, form: Form = "ir") -> DiffView:
+def diff(a: Any, b: Any, form: protocol.Form = "ir") -> DiffView:
     """Return the difference of two programs; a notebook shows it as a picture with tables.
 
     Names, layouts, dead code and the order of parameters, outputs and lines make none.
@@ -414,7 +402,7 @@ def diff(a: Any, b: Any, form: Form = "ir") -> DiffView:
         raise HloError(
             f"a text or a file is compared as it is, not as {form!r}. Give two steps or tensors."
         )
-    graphs = graph_to_compare(a), graph_to_compare(b)
+    graphs = subjects.graph_to_compare(a), subjects.graph_to_compare(b)
     if all(is_path(thing) for thing in (a, b)):
         _tell_apart(graphs, (a, b))
     return DiffView(graph_diff(*graphs))
@@ -426,8 +414,8 @@ def _has_forms(thing: Any) -> bool:
     if runtime is None:
         return False
     tensors = list(thing) if isinstance(thing, (list, tuple)) else [thing]
-    if is_step_name(thing):
-        return target_of(runtime, thing).graph is not None
+    if subjects.is_step_name(thing):
+        return subjects.target_of(runtime, thing).graph is not None
     return bool(tensors) and all(map(is_lazy, tensors))
 
 
@@ -444,7 +432,7 @@ def trace_value(program: Any, name: str) -> ValueTrace:
         HloError: There is no such instruction.
     """
     is_text = isinstance(program, (str, Path, bytes))
-    return follow(program if is_text else graph_to_compare(program), name)
+    return follow(program if is_text else subjects.graph_to_compare(program), name)
 
 
 class MinimisedView(Displayed):
@@ -473,7 +461,7 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     Raises:
         HloError: It is no program, no step that is known, or does not show it as a whole.
     """
-    graph = graph_to_compare(program)
+    graph = subjects.graph_to_compare(program)
     return MinimisedView(smallest(graph, shows), len(graph))
 
 
@@ -483,7 +471,7 @@ def minimise_lacked(program: Any, other: Any) -> MinimisedView:
     Raises:
         HloError: One of them is no program, or there is nothing that the other lacks.
     """
-    graph, known = graph_to_compare(program), graph_to_compare(other)
+    graph, known = subjects.graph_to_compare(program), subjects.graph_to_compare(other)
 
     def shows(part: Graph) -> bool:
         found = graph_diff(known, part)

@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from lazygraph.graph import gc_paused
 from lazyviz import session
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part
-from lazyviz.draw import panel, svg
+from lazyviz.draw import model, panel, svg
 from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by, unfold
 from lazyviz.draw.layout import draws_frames
-from lazyviz.draw.model import (
-    DrawGraph,
-    inside,
-    named_in_frames,
-    neighbourhood,
-    path_text,
-    restrict,
-)
 from lazyviz.inspection.protocol import (
     MAX_FOUND,
     MAX_HOPS,
@@ -48,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt import Inspection
-    from lazyviz.draw.model import Box
     from lazyviz.inspection.programs import IrProgram, Program
     from lazyviz.inspection.protocol import Reply, Subject
     from lazyviz.widgets import GraphView
@@ -106,12 +97,12 @@ class Explorer(Walk["Program"]):
         }
 
     @property
-    def unfolded(self) -> DrawGraph:
+    def unfolded(self) -> model.DrawGraph:
         """What is drawn now, with nothing folded, of any size."""
         return self._view.graph
 
     @property
-    def copied(self) -> DrawGraph:
+    def copied(self) -> model.DrawGraph:
         """What a static copy draws: the overview if one is shown, else all, of any size."""
         is_overview = (
             self._view.folding == "auto" and len(self._plain.boxes) <= READ_WHOLE
@@ -201,7 +192,7 @@ class Explorer(Walk["Program"]):
         found = (k for k, each in boxes if not each.members and each.op == box.op)
         yield from self._input(box, next(found, None), position(request))
 
-    def _group(self, box: Box, index: int, *, is_brief: bool) -> Iterator[Reply]:
+    def _group(self, box: model.Box, index: int, *, is_brief: bool) -> Iterator[Reply]:
         """Tell what a folded box holds and gives, then the value of the last it gives.
 
         A brief answer leaves the value for the page to ask for: the click may be the first of the two
@@ -219,7 +210,7 @@ class Explorer(Walk["Program"]):
         body += panel.heading_html(panel.title_of(results[-1]))
         yield from self._valued(body, results[-1].members[0], index, inspection)
 
-    def _results_of(self, box: Box) -> list[Box]:
+    def _results_of(self, box: model.Box) -> list[model.Box]:
         """Return the ops of a folded box that something outside of it reads, or that are outputs."""
         drawing, place = self._program.drawing, self._program.place
         within = {place[node] for node in box.members}
@@ -257,7 +248,7 @@ class Explorer(Walk["Program"]):
         yield panel_reply(body, box=self._drawn_at(node))
 
     def _input(
-        self, box: Box, index: int | None, at: tuple[int, ...]
+        self, box: model.Box, index: int | None, at: tuple[int, ...]
     ) -> Iterator[Reply]:
         known = panel.input_facts(box, self._input_rows(box), self._neighbours(box)[1])
         inspection = self._inspection
@@ -276,7 +267,7 @@ class Explorer(Walk["Program"]):
             f'{known}<div data-value="{leaf.position}">{value}</div>', box=index
         )
 
-    def _ops_in(self, box: Box) -> list[Box]:
+    def _ops_in(self, box: model.Box) -> list[model.Box]:
         program = self._program
         return [program.drawing.boxes[program.place[node]] for node in box.members]
 
@@ -340,7 +331,7 @@ class Explorer(Walk["Program"]):
         opened = [
             k for k, each in enumerate(self._shown.boxes) if wanted & set(each.members)
         ]
-        title = path_text(box.path) or box.label
+        title = model.path_text(box.path) or box.label
         level = len(view.opened) - 1
         body = panel.opened_panel(title, self._ops_in(box), level)
         yield panel_reply(body, box=opened[0], seen=opened)
@@ -371,12 +362,12 @@ class Explorer(Walk["Program"]):
             raise RequestError(
                 f"box {box.label!r} holds nothing more. Choose a folded one."
             )
-        title = path_text(box.path) or box.label
-        part = inside(self._program.drawing, box.members)
+        title = model.path_text(box.path) or box.label
+        part = model.inside(self._program.drawing, box.members)
         yield self._show(title, self._program, part)
         yield panel_reply(self.overview())
 
-    def _open_call(self, box: Box) -> Iterator[Reply]:
+    def _open_call(self, box: model.Box) -> Iterator[Reply]:
         if not box.members or not self._program.inside(box.members[0]):
             raise RequestError(
                 f"box {box.label!r} holds nothing more. Open a folded one, a call or a fusion."
@@ -400,9 +391,11 @@ class Explorer(Walk["Program"]):
         hops = number(request, "hops", MAX_HOPS + 1)
         program = self._program
         centre = program.place[node]
-        near = neighbourhood(program.drawing, [centre], hops)
+        near = model.neighbourhood(program.drawing, [centre], hops)
         label = program.drawing.boxes[centre].label
-        yield self._show(f"{label} ±{hops}", program, restrict(program.drawing, near))
+        yield self._show(
+            f"{label} ±{hops}", program, model.restrict(program.drawing, near)
+        )
         yield from self._node(node, self._drawn_at(node))
 
     # --- what is known of a node
@@ -440,7 +433,7 @@ class Explorer(Walk["Program"]):
             output,
         )
 
-    def _leaf(self, box: Box) -> Any:
+    def _leaf(self, box: model.Box) -> Any:
         """Return the leaf of a pending graph that an input's box stands for, None if there is none."""
         inspection = self._inspection
         if inspection is None:
@@ -448,7 +441,7 @@ class Explorer(Walk["Program"]):
         leaves = inspection.graph.parameters
         return next((p for p in leaves if text.leaf_name(p) == box.op), None)
 
-    def _input_rows(self, box: Box) -> list[tuple[str, str]]:
+    def _input_rows(self, box: model.Box) -> list[tuple[str, str]]:
         """Return what stands behind an input of a pending graph."""
         leaf, inspection = self._leaf(box), self._inspection
         held = inspection.holdings.get(leaf) if inspection is not None else None
@@ -484,7 +477,7 @@ class Explorer(Walk["Program"]):
             has_values=self._inspection is not None and self._inspection.is_current,
         )
 
-    def _neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
+    def _neighbours(self, box: model.Box) -> tuple[list[model.Box], list[model.Box]]:
         """Return what a box reads, and what reads it, with nothing folded."""
         drawing = self._program.drawing
         boxes = drawing.boxes
@@ -497,7 +490,7 @@ class Explorer(Walk["Program"]):
             [boxes[end] for start, end in drawing.edges if start == place],
         )
 
-    def _fallbacks(self) -> list[tuple[Box, str]]:
+    def _fallbacks(self) -> list[tuple[model.Box, str]]:
         """Return the inputs that the CPU computed, with the op and its line."""
         known = self._program.overlay("fallback").inputs
         found = [box for box in self._program.drawing.boxes if box.op in known]
@@ -539,7 +532,7 @@ class Explorer(Walk["Program"]):
         is_measured = bool(cast("IrProgram", self._program).measured)
         return "" if is_measured else panel.measure_offer(inspection.cost_of_all())
 
-    def _folded(self) -> DrawGraph:
+    def _folded(self) -> model.DrawGraph:
         view = self._view
         made = view.folded
         if not made:
@@ -553,7 +546,7 @@ class Explorer(Walk["Program"]):
         graph = made[-1]
         self._plain = graph
         if draws_frames():
-            graph = named_in_frames(graph)
+            graph = model.named_in_frames(graph)
         name = self._chosen_overlay
         return view.program.overlay(name).paint(graph) if name else graph
 
@@ -591,7 +584,7 @@ class Explorer(Walk["Program"]):
             )
         return node
 
-    def _input_box(self, request: Mapping[str, Any]) -> Box:
+    def _input_box(self, request: Mapping[str, Any]) -> model.Box:
         name = request.get("name")
         for box in self._program.drawing.boxes:
             if not box.members and box.op == name:
@@ -601,9 +594,9 @@ class Explorer(Walk["Program"]):
         )
 
 
-def _texts(box: Box) -> tuple[str, ...]:
+def _texts(box: model.Box) -> tuple[str, ...]:
     named = box.op, box.label, box.detail, box.name, box.site, box.library
-    return (*named, path_text(box.path), *box.marks)
+    return (*named, model.path_text(box.path), *box.marks)
 
 
 # `lazyviz.explore` and `%lazy explore`: a program to walk through, live or as a static copy.

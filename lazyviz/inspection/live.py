@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
 from lazyviz.doc import Doc, Drawn, Fold, Note, Points, Table
-from lazyviz.inspection.protocol import (
-    PageTable,
-    RequestError,
-    answer,
-    cell_html,
-    drop_button,
-    note_reply,
-    question,
-    sortable_html,
-)
+from lazyviz.inspection import protocol
 from lazyviz.render import text
 from lazyviz.render.html import markup
 from lazyviz.shell.lazytensors import is_lazy
@@ -35,7 +26,6 @@ if TYPE_CHECKING:
     from lazyrt import LiveReport
     from lazyrt.tools import LiveRow, Name
     from lazyviz.doc import Part
-    from lazyviz.inspection.protocol import Reply
 
 
 _MAX_ROWS = 300
@@ -101,8 +91,8 @@ def live_table(
     for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True):
         groups[row.kind].append(
             f"<tr{_GROWS if row.growth else ''}>"
-            f"{''.join(cell_html(t, c, _NUMBERS) for t, c in zip(header, cells, strict=True))}"
-            f"<td>{' '.join(drop_button(name, name) for name in targets.get(row.id, ()))}</td></tr>"
+            f"{''.join(protocol.cell_html(t, c, _NUMBERS) for t, c in zip(header, cells, strict=True))}"
+            f"<td>{' '.join(protocol.drop_button(name, name) for name in targets.get(row.id, ()))}</td></tr>"
         )
     body = "".join(
         _group(kind, report, len(header) + 1) + "".join(listed)
@@ -112,7 +102,9 @@ def live_table(
     more = len(rows) - _MAX_ROWS
     rest = f"<p>… and {more:,} more; sort them to see others</p>" if more > 0 else ""
     columns = {title: _MEANS.get(title, "sort by this") for title in header}
-    table = sortable_html(columns, body, "let go", _NUMBERS, sort=sort, reverse=reverse)
+    table = protocol.sortable_html(
+        columns, body, "let go", _NUMBERS, sort=sort, reverse=reverse
+    )
     return f"{notes}{table}{rest}"
 
 
@@ -134,7 +126,7 @@ def variable_question(name: str, count: int, size: str) -> str:
         f"Delete your variable <code>{markup(name)}</code>? It leads to "
         f"{text.plural(count, 'tensor')}, {markup(size)}."
     )
-    return question(asked, name, f"delete {name}")
+    return protocol.question(asked, name, f"delete {name}")
 
 
 def report(
@@ -319,7 +311,7 @@ def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
     del space[name]
 
 
-class LiveTable(PageTable):
+class LiveTable(protocol.PageTable):
     """The live tensors of a shell's program, in the order that a page asked for; it keeps no tensor."""
 
     what = "live tensors"
@@ -352,13 +344,13 @@ class LiveTable(PageTable):
         body = live_table(found, leads_to, **chosen)
         return found.summary, body
 
-    def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
+    def _drop(self, name: str, *, confirmed: bool) -> Iterator[protocol.Reply]:
         found = report(self._runtime, self._shell)
         offered: dict[str, bool] = {}
         for row in found.rows:
             offered |= targets(row, self._shell.user_ns)
         if name not in offered:
-            raise RequestError(
+            raise protocol.RequestError(
                 f"{name!r} leads to no live tensor by now, so nothing was dropped. Refresh the "
                 "table."
             )
@@ -367,20 +359,20 @@ class LiveTable(PageTable):
             if not confirmed:
                 led = [row for row in found.rows if leads(row, name)]
                 size = text.size(sum(row.nbytes for row in led))
-                yield note_reply(variable_question(name, len(led), size))
+                yield protocol.note_reply(variable_question(name, len(led), size))
                 return
         try:
             said = drop(self._runtime, self._shell, name)
         except ValueError as error:
-            raise RequestError(str(error)) from None
+            raise protocol.RequestError(str(error)) from None
         yield self.table()
-        yield note_reply(answer(said))
+        yield protocol.note_reply(protocol.answer(said))
 
     def _check_idle(self, name: str) -> None:
         """Refuse to delete a variable under a running cell."""
         current = session.current(self._shell)
         if current is not None and current.cell_number is not None:
-            raise RequestError(
+            raise protocol.RequestError(
                 f"cell {current.cell_number} is running and may use {name}, so it was not "
                 "deleted. Click again when the cell has ended."
             )

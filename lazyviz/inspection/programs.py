@@ -16,14 +16,7 @@ from lazygraph.graph import CONSTANT
 from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
-from lazyviz.draw.boxes import (
-    bytes_of,
-    draw_graph,
-    draw_hlo,
-    flops_of,
-    inside_of,
-    origins_of,
-)
+from lazyviz.draw import boxes
 from lazyviz.draw.diff_text import listing
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words
@@ -116,7 +109,7 @@ class IrProgram(Program):
     ) -> None:
         if inspection is not None:
             held = inspection.holdings
-        drawing = draw_graph(graph, names=names, holdings=held)
+        drawing = boxes.draw_graph(graph, names=names, holdings=held)
         super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
         self.graph = graph
         self._saved = {v for v, h in (held or {}).items() if h.holder == AUTOGRAD}
@@ -273,7 +266,7 @@ class HloProgram(Program):
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
         super().__init__(
-            name or kind, draw_hlo(graph, kind, inputs, outputs, site_text)
+            name or kind, boxes.draw_hlo(graph, kind, inputs, outputs, site_text)
         )
         self.form = form
         self.graph = graph
@@ -308,25 +301,25 @@ class HloProgram(Program):
         source = self._source and replace(self._source, leaves=())
         return [
             (name, HloProgram(inner, self.form, f"%{name}", source=source))
-            for name, inner in inside_of(self.graph, node)
+            for name, inner in boxes.inside_of(self.graph, node)
         ]
 
     def origins(self, node: int) -> set[tuple[str, str, str]]:
         """Return those that metadata names, of a fusion all that it holds."""
-        return origins_of(self.graph, node)
+        return boxes.origins_of(self.graph, node)
 
     def overlay(self, name: str) -> Overlay:
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
         if name == "bytes":
-            return Amounts(title="bytes of results", nodes=bytes_of(self.graph))
-        flops = flops_of(self.graph)
+            return Amounts(title="bytes of results", nodes=boxes.bytes_of(self.graph))
+        flops = boxes.flops_of(self.graph)
         if name == "flops":
             return Amounts(
                 title="FLOPs, counted from types", nodes=flops, words=count_words
             )
-        nbytes = bytes_of(self.graph)
+        nbytes = boxes.bytes_of(self.graph)
         return _shares(
             {k: max(flops[k] / FLOPS_PER_NS, nbytes[k] / BYTES_PER_NS) for k in flops}
         )

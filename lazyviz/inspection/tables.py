@@ -19,27 +19,9 @@ from lazyviz.doc import (
     Table,
 )
 from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
-from lazyviz.inspection.protocol import (
-    PageTable,
-    RequestError,
-    answer,
-    cell_html,
-    drop_button,
-    note_reply,
-    question,
-    quoted,
-    sortable_html,
-)
-from lazyviz.render import text
+from lazyviz.inspection import protocol
+from lazyviz.render import notes, text
 from lazyviz.render.html import markup, one_line
-from lazyviz.render.notes import (
-    Barrier,
-    CompiledBreak,
-    Looked,
-    frame_text,
-    looked_again,
-    phases,
-)
 from lazyviz.render.strip import last_barrier_text, now_text
 from lazyviz.version import __version__
 
@@ -47,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
-    from lazyviz.inspection.protocol import Reply
     from lazyviz.render.timeline_text import Span
     from lazyviz.session import Session
     from lazyviz.timing.history import StepRow
@@ -239,7 +220,7 @@ def step_paragraph(rows: Sequence[StepRow], spans: Sequence[Span]) -> str:
     device = sum(row.execute_ns or 0 for row in rows)
     ends = Counter((row.cause, row.tensor, row.site) for row in rows)
     (cause, tensor, site), times = ends.most_common(1)[0]
-    barrier = Barrier(cause=cause, site=site, nodes=0, tensor=tensor).origin
+    barrier = notes.Barrier(cause=cause, site=site, nodes=0, tensor=tensor).origin
     of = "Its barrier"
     if len(rows) > 1:
         which = "each" if times == len(rows) else f"{times} of these {len(rows)} steps"
@@ -358,9 +339,9 @@ def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
     reached: dict[tuple[str, str], list[StepRow]] = {}
     for row in rows:
         for frame in row.frames:
-            yield f"step {row.step}: {frame_text(frame)}"
+            yield f"step {row.step}: {notes.frame_text(frame)}"
         if row.frames:
-            parts = phases(*row.frames)
+            parts = notes.phases(*row.frames)
             if row.compile_ns and not row.from_disk:
                 parts.append(f"lowering {text.duration(row.lowering_ns)}")
                 parts.append(f"XLA {text.duration(row.compile_ns)}")
@@ -373,7 +354,7 @@ def _compiled_code(rows: Sequence[StepRow]) -> Iterator[str]:
             key = event.reason, str(event.site or "")
             reached.setdefault(key, []).append(row)
     for (reason, site), those in reached.items():
-        broken = CompiledBreak(reason=reason, site=site, times=len(those))
+        broken = notes.CompiledBreak(reason=reason, site=site, times=len(those))
         steps = list({row.step: row for row in those}.values())
         yield f"{_numbers(steps)}: {broken}"
 
@@ -477,7 +458,7 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
     """Yield what steps did that they need not have done, once for all that did the same."""
     called: dict[str, list[StepRow]] = {}
     cuts: dict[tuple[str, str, str, str], list[StepRow]] = {}
-    looks: dict[tuple[str, str], tuple[list[StepRow], Looked | None]] = {}
+    looks: dict[tuple[str, str], tuple[list[StepRow], notes.Looked | None]] = {}
     for row in rows:
         if row.caller:
             text_of = f"{row.cause} at {row.site} was called back by {row.caller}"
@@ -488,11 +469,11 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
         for repeat in row.repeats:
             look = repeat.tensor, str(repeat.site or "")
             those, before = looks.get(look, ([], None))
-            looks[look] = [*those, row], looked_again(repeat, before)
+            looks[look] = [*those, row], notes.looked_again(repeat, before)
     for note, those in called.items():
         yield f"{_numbers(those)}: {note}"
     for (cause, site, tensor, cut_step), those in cuts.items():
-        barrier = Barrier(
+        barrier = notes.Barrier(
             cause=cause,
             site=site,
             nodes=sum(row.nodes for row in those),
@@ -607,7 +588,7 @@ def drop(runtime: ModuleType, words: Sequence[str]) -> str:
     return f"Dropped {summary(dropped)}. What is needed again is compiled again."
 
 
-class CacheTable(PageTable):
+class CacheTable(protocol.PageTable):
     """The executables in a page; it holds texts, and no executable."""
 
     what = "executables"
@@ -622,7 +603,7 @@ class CacheTable(PageTable):
         if not entries:
             return _NONE, ""
         shown = _by_column(entries, self._sort, reverse=self._reverse)[:_MAX_LIVE_ROWS]
-        body = sortable_html(
+        body = protocol.sortable_html(
             dict.fromkeys(_COLUMNS, "sort by this"),
             "".join(map(_page_row, shown)),
             "drop",
@@ -633,10 +614,10 @@ class CacheTable(PageTable):
         more = text.more(len(entries) - len(shown))
         return summary(entries), body + "".join(f"<p>{markup(m)}</p>" for m in more)
 
-    def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
+    def _drop(self, name: str, *, confirmed: bool) -> Iterator[protocol.Reply]:
         if not _KEY.fullmatch(name):
-            raise RequestError(
-                f"{quoted(name)} is no key of an executable. Refresh the table and take one of its "
+            raise protocol.RequestError(
+                f"{protocol.quoted(name)} is no key of an executable. Refresh the table and take one of its "
                 "buttons."
             )
         found = [e for e in self._runtime.cached_executables() if e.key == name]
@@ -646,19 +627,21 @@ class CacheTable(PageTable):
             asked = (
                 f"Drop <code>{holds}</code>? To compile it again takes about {took}."
             )
-            yield note_reply(question(asked, name, "drop it"))
+            yield protocol.note_reply(protocol.question(asked, name, "drop it"))
             return
         said = f"{name[:_KEY_DIGITS]} is gone already; nothing was dropped."
         if found:
             said = drop(self._runtime, [name])
         yield self.table()
-        yield note_reply(answer(said))
+        yield protocol.note_reply(protocol.answer(said))
 
 
 def _page_row(entry: Any) -> str:
     cells = zip(_COLUMNS, _cells(entry), strict=True)
-    shown = "".join(cell_html(name, cell, _NUMBERS) for name, (cell, _) in cells)
-    return f"<tr>{shown}<td>{drop_button(entry.key, 'drop')}</td></tr>"
+    shown = "".join(
+        protocol.cell_html(name, cell, _NUMBERS) for name, (cell, _) in cells
+    )
+    return f"<tr>{shown}<td>{protocol.drop_button(entry.key, 'drop')}</td></tr>"
 
 
 def unknown(rest: str) -> str:

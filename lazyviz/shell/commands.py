@@ -21,17 +21,6 @@ from lazyviz.inspection.programs import file_text
 from lazyviz.inspection.subjects import LAST, NothingToShow, Target
 from lazyviz.render import text
 from lazyviz.shell.displayed import graph_doc
-from lazyviz.views import (
-    CHANGES,
-    PASSED_ON,
-    PENDING,
-    RESOURCES,
-    Command,
-    Option,
-    ReportPart,
-    names_hint,
-    view,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +28,6 @@ if TYPE_CHECKING:
     from lazyrt import Computation
     from lazyviz.inspection.curves import Curves
     from lazyviz.inspection.protocol import Form
-    from lazyviz.views import Typed
 
 
 _EXPORT = "--export"
@@ -53,29 +41,29 @@ _STABLEHLO = "--stablehlo"
 _MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
 
 
-@view(
+@views.view(
     "status",
     help={"%lazy, %lazy status": "what is pending, what ran so far, and the settings"},
-    topic=PENDING,
+    topic=views.PENDING,
 )
-def _status(asked: Command) -> Doc:
+def _status(asked: views.Command) -> Doc:
     asked.refuse_rest()
     return tables.status(sessions.runtime(), asked.session)
 
 
-@view(
+@views.view(
     "reuse",
     magic="EXPR",
     help="what looking at a pending tensor costs, as a peek and with materialise(EXPR, "
     "reuse=True); runs nothing",
-    topic=PENDING,
+    topic=views.PENDING,
     offers=views.tensors,
 )
-def _reuse(asked: Command) -> Doc:
+def _reuse(asked: views.Command) -> Doc:
     if not asked.rest:
         raise UsageError(
             "%lazy reuse takes a pending tensor, such as %lazy reuse loss, to tell what "
-            "looking at it costs." + names_hint(asked.shell.user_ns)
+            "looking at it costs." + views.names_hint(asked.shell.user_ns)
         )
     tensors = asked.tensors(asked.rest)
     if len(tensors) != 1 or not asked.runtime.is_pending(tensors[0]):
@@ -86,12 +74,12 @@ def _reuse(asked: Command) -> Doc:
     return Doc([Sentence(str(asked.runtime.reuse_choice(tensors[0])))])
 
 
-@view(
+@views.view(
     "step",
     magic="[N]",
     help="the last N steps: what ended each, what it cost; with N, in words, too",
 )
-def _step(asked: Command) -> Doc:
+def _step(asked: views.Command) -> Doc:
     rest = asked.rest
     if rest and not (rest.isdecimal() and int(rest)):
         name = f" {rest}" if rest.isidentifier() else ""
@@ -104,13 +92,13 @@ def _step(asked: Command) -> Doc:
     return tables.steps(asked.session.steps[-int(rest or 10) :], spans)
 
 
-@view(
+@views.view(
     "why",
     magic="[STEP]",
     help="why a step was compiled, the latest one that was by default",
     offers=views.graphs,
 )
-def _why(asked: Command) -> Part:
+def _why(asked: views.Command) -> Part:
     target = asked.target(asked.rest) if asked.rest else None
     if target is not None and target.step is None:
         raise NothingToShow(
@@ -130,20 +118,20 @@ def _why(asked: Command) -> Part:
     return Doc(parts)
 
 
-@view("graphs", help="every compiled graph: size, runs, compile time, cause")
-def _graphs(asked: Command) -> Doc:
+@views.view("graphs", help="every compiled graph: size, runs, compile time, cause")
+def _graphs(asked: views.Command) -> Doc:
     asked.refuse_rest()
     runtime = asked.runtime
     return tables.graphs(runtime.compiled_graphs(), runtime.counters())
 
 
-@view(
+@views.view(
     "buckets",
     help="to which sizes inputs that vary should be padded, so that compiling and running take "
     "the least time together",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
 )
-def _buckets(asked: Command) -> Doc:
+def _buckets(asked: views.Command) -> Doc:
     from lazyviz.timing import buckets
 
     asked.refuse_rest()
@@ -153,15 +141,15 @@ def _buckets(asked: Command) -> Doc:
     return buckets.doc(buckets.families(graphs, times, executables))
 
 
-@view(
+@views.view(
     "timeline",
     magic="[N]",
     help=f"where the time of the last N cells went; {_EXPORT} FILE.json writes the session for "
     "Perfetto",
-    topic=RESOURCES,
-    options=(Option(_EXPORT, "FILE.json"),),
+    topic=views.RESOURCES,
+    options=(views.Option(_EXPORT, "FILE.json"),),
 )
-def _timeline(asked: Command) -> Doc:
+def _timeline(asked: views.Command) -> Doc:
     from lazyviz.timing import timeline as timelines
 
     with views.refused():
@@ -171,13 +159,13 @@ def _timeline(asked: Command) -> Doc:
     return Doc([Sentence(f"Written to {shown}. https://ui.perfetto.dev opens it.")])
 
 
-@view(
+@views.view(
     "curves",
     help="what `lazyviz.track(loss=loss)` has taken over the steps, with step time, memory and "
     "compiles",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
 )
-def _curves(asked: Command) -> Doc:
+def _curves(asked: views.Command) -> Doc:
     asked.refuse_rest()
     curves: Curves = asked.session.curves
     shown = curves.shown(asked.session.steps)
@@ -189,17 +177,17 @@ def _curves(asked: Command) -> Doc:
     return shown.doc()
 
 
-@view(
+@views.view(
     "profile",
     help={
         "[S]": "the last profile: the lines that waited, the device's time by line, the steps; of "
         "the last S seconds, if they are kept",
         "on [S]": "keep the last S seconds, by default 30; %lazy profile off ends that",
     },
-    topic=RESOURCES,
+    topic=views.RESOURCES,
     offers=("off", "on"),
 )
-def _profile(asked: Command) -> Doc:
+def _profile(asked: views.Command) -> Doc:
     from lazyviz.timing import capture
 
     _ = asked.runtime
@@ -208,14 +196,14 @@ def _profile(asked: Command) -> Doc:
     return Doc([Sentence(found)]) if isinstance(found, str) else capture.doc(found)
 
 
-@view(
+@views.view(
     "compile",
     magic="[STEP]",
     help="what compiling takes, or will take, and for which blocks",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
     offers=views.graphs,
 )
-def _compile(asked: Command) -> Doc:
+def _compile(asked: views.Command) -> Doc:
     from lazyviz.timing import compile_time
 
     target = asked.target(asked.rest)
@@ -226,15 +214,15 @@ def _compile(asked: Command) -> Doc:
         return compile_time.of_step(asked.runtime, target.step)
 
 
-@view(
+@views.view(
     "metrics",
     help="counts and times of the whole session, and what stands out; --raw and --legacy print "
     "torch_xla's format",
-    topic=RESOURCES,
-    options=(Option("--legacy"), Option("--raw")),
-    report=ReportPart("Metrics", 512 * _KIB),
+    topic=views.RESOURCES,
+    options=(views.Option("--legacy"), views.Option("--raw")),
+    report=views.ReportPart("Metrics", 512 * _KIB),
 )
-def _metrics(asked: Command) -> Doc:
+def _metrics(asked: views.Command) -> Doc:
     rest, options = asked.read()
     asked.refuse(rest)
     if not options:
@@ -249,19 +237,19 @@ def _live_columns() -> Sequence[str]:
     return LIVE_COLUMNS
 
 
-@view(
+@views.view(
     "live",
     help="tensors on the device: size, age, line, who holds them, what grows; --sort COLUMN, "
     "--reverse, --above N pending ops",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
     options=(
-        Option("--above", "a number of pending ops"),
-        Option("--reverse"),
-        Option("--sort", "a column", _live_columns),
+        views.Option("--above", "a number of pending ops"),
+        views.Option("--reverse"),
+        views.Option("--sort", "a column", _live_columns),
     ),
-    report=ReportPart("Live tensors", 256 * _KIB),
+    report=views.ReportPart("Live tensors", 256 * _KIB),
 )
-def _live(asked: Command) -> Doc:
+def _live(asked: views.Command) -> Doc:
     runtime, shell = asked.runtime, asked.shell
     rest, options = asked.read()
     asked.refuse(rest)
@@ -286,18 +274,18 @@ def _live(asked: Command) -> Doc:
     return Doc([shown], css_class="lzl-twin", live=widget if found.rows else None)
 
 
-@view(
+@views.view(
     "cache",
     help="executables in memory and on disk: age, size, line, hits; --sort COLUMN; cache drop "
     "KEY, drop all, drop older 7d",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
     offers=lambda at: {(): ("drop",), ("drop",): ("all", "older")}.get(
         (*at.given,), ()
     ),
-    options=(Option("--sort", "an order", lambda: tables.ORDERS),),
-    report=ReportPart("Executables", 256 * _KIB),
+    options=(views.Option("--sort", "an order", lambda: tables.ORDERS),),
+    report=views.ReportPart("Executables", 256 * _KIB),
 )
-def _cache(asked: Command) -> Doc:
+def _cache(asked: views.Command) -> Doc:
     runtime = asked.runtime
     words, options = asked.read()
     if words[:1] == ["drop"]:
@@ -319,19 +307,19 @@ def _cache(asked: Command) -> Doc:
     return Doc([shown], css_class="lzx-twin", live=widget if entries else None)
 
 
-def _droppable(at: Typed) -> Iterable[str]:
+def _droppable(at: views.Typed) -> Iterable[str]:
     results = (f"Out[{k}]" for k in at.namespace.get("Out", ()))
     return () if at.given else (*at.tensors, live.TRACEBACK, *results)
 
 
-@view(
+@views.view(
     "drop",
     help="drop the pending ops, unrun; drop NAME, drop Out[4], drop traceback let go of tensors "
     "and say what still holds them",
-    topic=CHANGES,
+    topic=views.CHANGES,
     offers=_droppable,
 )
-def _drop(asked: Command) -> Doc:
+def _drop(asked: views.Command) -> Doc:
     if asked.rest:
         with views.refused():
             return Doc([Sentence(live.drop(asked.runtime, asked.shell, asked.rest))])
@@ -344,15 +332,15 @@ def _drop(asked: Command) -> Doc:
     return Doc([Sentence(said if dropped else _NOTHING_TO_DROP)])
 
 
-@view(
+@views.view(
     "eager",
     magic="on|off",
     help="compile and run each op by itself from now on, or record again; alone, say which mode "
     "holds, and every setting with its origin",
-    topic=CHANGES,
+    topic=views.CHANGES,
     offers=("off", "on"),
 )
-def _eager(asked: Command) -> Doc:
+def _eager(asked: views.Command) -> Doc:
     runtime, rest = asked.runtime, asked.rest
     if rest in {"on", "off"}:
         origin = f"%lazy eager {rest}"
@@ -369,31 +357,31 @@ def _eager(asked: Command) -> Doc:
     return Doc([Sentence(line)]) if rest else tables.settings(line, runtime.config)
 
 
-@view(
+@views.view(
     "on",
     help={"%lazy on, %lazy off": "show a strip after each cell, or none"},
-    topic=CHANGES,
+    topic=views.CHANGES,
 )
-def _on(asked: Command) -> None:
+def _on(asked: views.Command) -> None:
     asked.refuse_rest()
     asked.session.strips = True
 
 
-@view("off", help={}, topic=CHANGES)
-def _off(asked: Command) -> None:
+@views.view("off", help={}, topic=views.CHANGES)
+def _off(asked: views.Command) -> None:
     asked.refuse_rest()
     asked.session.strips = False
 
 
-@view(
+@views.view(
     "report",
     magic="FILE",
     help="the session as one web page for a bug report, FILE.html; --no-source leaves the "
     "cells' source out, --force replaces any file",
-    topic=PASSED_ON,
-    options=(Option("--force"), Option("--no-source")),
+    topic=views.PASSED_ON,
+    options=(views.Option("--force"), views.Option("--no-source")),
 )
-def _report(asked: Command) -> Doc:
+def _report(asked: views.Command) -> Doc:
     from lazyviz.documents import session_report
 
     names, options = asked.read()
@@ -410,40 +398,40 @@ def _report(asked: Command) -> Doc:
     return Doc([Sentence(str(written))])
 
 
-@view(
+@views.view(
     "doctor",
     help="check versions, device, cache folder, processors, memory and settings; say what to do",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
 )
-def _doctor(asked: Command) -> Doc:
+def _doctor(asked: views.Command) -> Doc:
     from lazyviz.inspection import doctor
 
     asked.refuse_rest()
     return doctor.doc(doctor.checks(sessions.runtime(), asked.shell))
 
 
-@view(
+@views.view(
     "help",
     magic="[NAME]",
     help="this text, or what it says of one subcommand",
-    topic=PASSED_ON,
+    topic=views.PASSED_ON,
     offers=lambda at: () if at.given else sorted({*views.VIEWS, *views.CELL_USAGE}),
 )
-def _help(asked: Command) -> Doc:
+def _help(asked: views.Command) -> Doc:
     if asked.rest and asked.rest not in {*views.VIEWS, *views.CELL_USAGE}:
         raise UsageError(views.unknown(asked.rest))
     return views.help_page(asked.rest)
 
 
-@view(
+@views.view(
     "graph",
     magic="[EXPR]",
     help="draw the pending graph, else the last step's; EXPR: a tensor, a step's number, `last` "
     "or a graph's name",
-    topic=PENDING,
+    topic=views.PENDING,
     offers=views.graphs,
 )
-def _graph(asked: Command) -> Doc:
+def _graph(asked: views.Command) -> Doc:
     target = asked.target(asked.rest)
     named = asked.rest or ("" if target.step is None else str(target.step))
     hint = f"%lazy explore {named}".strip() + ": click an op to see its value"
@@ -453,19 +441,19 @@ def _graph(asked: Command) -> Doc:
     return drawn if target.step is None else Doc([Line(target.name), drawn])
 
 
-@view(
+@views.view(
     "explore",
     magic="[EXPR]",
     help="the same to walk through: click an op to see its value; EXPR may also be a graph, "
     "HLO text or a path in quotes",
-    topic=PENDING,
+    topic=views.PENDING,
     offers=views.graphs,
 )
-def _explore(asked: Command) -> Doc:
+def _explore(asked: views.Command) -> Doc:
     return exploring_of(asked, asked.rest)
 
 
-def exploring_of(asked: Command, expression: str) -> Doc:
+def exploring_of(asked: views.Command, expression: str) -> Doc:
     """Return what an expression names, to walk through."""
     from lazyviz.inspection import explorer
 
@@ -482,14 +470,14 @@ def exploring_of(asked: Command, expression: str) -> Doc:
         return explorer.explore(*things).doc()
 
 
-@view(
+@views.view(
     "ir",
     magic="[EXPR]",
     help="list its ops as text, each with the line it came from",
-    topic=PENDING,
+    topic=views.PENDING,
     offers=views.graphs,
 )
-def _ir(asked: Command) -> Doc:
+def _ir(asked: views.Command) -> Doc:
     target = asked.target(asked.rest)
     graph, inspection = target.graph, target.inspection
     if graph is None or inspection is None:
@@ -500,15 +488,15 @@ def _ir(asked: Command) -> Doc:
     return _listed("\n".join(lines), f"print({_call(target)}.to_text())", target)
 
 
-@view(
+@views.view(
     "hlo",
     magic="[EXPR]",
     help=f"its HLO as XLA optimised it; {_STABLEHLO}: as lowered",
-    topic=PENDING,
+    topic=views.PENDING,
     offers=lambda at: (LAST, *at.tensors),
-    options=(Option(_STABLEHLO),),
+    options=(views.Option(_STABLEHLO),),
 )
-def _hlo(asked: Command) -> Doc:
+def _hlo(asked: views.Command) -> Doc:
     words, options = asked.read()
     is_lowered = bool(options)
     target = asked.target(" ".join(words))
@@ -523,19 +511,19 @@ def _hlo(asked: Command) -> Doc:
     return _listed(listing, call, target)
 
 
-@view(
+@views.view(
     "collectives",
     magic="[EXPR]",
     help="what the devices of a mesh, or the ranks, exchange: kind, size and line of each collective",
-    topic=RESOURCES,
+    topic=views.RESOURCES,
     offers=lambda at: (LAST, *at.tensors),
 )
-def _collectives(asked: Command) -> Doc:
+def _collectives(asked: views.Command) -> Doc:
     target = asked.target(asked.rest)
     return tables.collectives(_computation(asked, target).collectives(), target.name)
 
 
-def _computation(asked: Command, target: Target) -> Computation:
+def _computation(asked: views.Command, target: Target) -> Computation:
     if target.graph is None:
         raise UsageError(
             f"%lazy {asked.name} {asked.rest}: the ops of {target.name} are forgotten, to bound "
@@ -561,17 +549,17 @@ def _listed(listing: str, whole: str, target: Target) -> Doc:
     return Doc([*above, Code(listing)])
 
 
-@view(
+@views.view(
     "nan",
     help={
         "[EXPR]": "the ops where NaN and infinities begin, with the numbers that they were made "
         "of: in what is pending, or in a finished step whose inputs are kept",
         "on|off": "end a loop at the first step whose loss or weights are not finite",
     },
-    topic=PENDING,
+    topic=views.PENDING,
     offers=lambda at: () if at.given else (*views.graphs(at), "off", "on"),
 )
-def _nan(asked: Command) -> Doc:
+def _nan(asked: views.Command) -> Doc:
     from lazyviz.inspection import numerics
 
     if asked.rest in {"on", "off"}:
@@ -588,11 +576,11 @@ def _nan(asked: Command) -> Doc:
 _DIFF_FORMS: dict[str, Form] = {_STABLEHLO: "stablehlo", "--hlo": "optimised"}
 
 
-def _two_programs(at: Typed) -> Iterable[str]:
+def _two_programs(at: views.Typed) -> Iterable[str]:
     return (LAST, *at.tensors) if len(at.given) < 2 else ()  # noqa: PLR2004
 
 
-@view(
+@views.view(
     "diff",
     help={
         "A B": "what differs between two steps, tensors, or programs; `last` is the last step",
@@ -601,9 +589,9 @@ def _two_programs(at: Typed) -> Iterable[str]:
         "or a .dot",
     },
     offers=_two_programs,
-    options=(*map(Option, _DIFF_FORMS), Option(_EXPORT, "FILE")),
+    options=(*map(views.Option, _DIFF_FORMS), views.Option(_EXPORT, "FILE")),
 )
-def _diff(asked: Command) -> Doc:
+def _diff(asked: views.Command) -> Doc:
     from lazyviz.inspection import comparison
 
     runtime = asked.runtime
@@ -633,21 +621,21 @@ def _diff(asked: Command) -> Doc:
     return found.doc()
 
 
-def _part_of_a_program(at: Typed) -> Iterable[str]:
+def _part_of_a_program(at: views.Typed) -> Iterable[str]:
     if len(at.given) > 1:
         return ()
     functions = (k for k, v in at.namespace.items() if inspect.isfunction(v))
     return (*at.tensors, *functions) if at.given else at.tensors
 
 
-@view(
+@views.view(
     "minimise",
     magic="A B",
     help="the smallest part of program A that B lacks, or, where B is a function of a graph, the "
     "smallest for which it is true",
     offers=_part_of_a_program,
 )
-def _minimise(asked: Command) -> Doc:
+def _minimise(asked: views.Command) -> Doc:
     from lazyviz.inspection import comparison
 
     _ = asked.runtime
@@ -665,13 +653,13 @@ def _minimise(asked: Command) -> Doc:
     return found.doc()
 
 
-@view(
+@views.view(
     "replicas",
     magic="FOLDER",
     help="which of several replicas went another way, from what each has recorded "
     "(LAZYRT_RECORD=folder) or torch_xla has dumped",
 )
-def _replicas(asked: Command) -> Doc:
+def _replicas(asked: views.Command) -> Doc:
     from lazyviz.divergence.report import replicas
 
     with views.refused(f"%lazy replicas {asked.rest}: "):
@@ -685,13 +673,13 @@ def _replicas(asked: Command) -> Doc:
         return replicas(paths).doc()
 
 
-@view(
+@views.view(
     "launch",
     magic="[-n COUNT] SCRIPT [ARGS]",
     help="run a script in several processes, and show each one's step, line, phase and lag",
-    topic=CHANGES,
+    topic=views.CHANGES,
 )
-def _launch(asked: Command) -> Doc:
+def _launch(asked: views.Command) -> Doc:
     from lazyviz.divergence.launch import launch
 
     words = shlex.split(asked.rest)

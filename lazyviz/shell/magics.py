@@ -16,12 +16,6 @@ from lazyviz.doc import Doc, Sentence
 from lazyviz.inspection.subjects import NothingToShow
 from lazyviz.shell import commands, displayed  # noqa: F401 - its views register themselves
 from lazyviz.shell.tracebacks import restorer
-from lazyviz.views import (
-    CELL_USAGE,
-    VIEWS,
-    Command,
-    Typed,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,11 +37,13 @@ def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
         return None
     given, start = [word for word in words[1:-1] if word], words[-1]
     if words[0].startswith("%%"):
-        offered: Iterable[str] = () if given else sorted(CELL_USAGE)
+        offered: Iterable[str] = () if given else sorted(views.CELL_USAGE)
     elif not given:
-        offered = sorted(VIEWS)
-    elif given[0] in VIEWS:
-        offered = VIEWS[given[0]].completions(Typed(given[1:], start, namespace))
+        offered = sorted(views.VIEWS)
+    elif given[0] in views.VIEWS:
+        offered = views.VIEWS[given[0]].completions(
+            views.Typed(given[1:], start, namespace)
+        )
     else:
         return []
     return [word for word in offered if word.startswith(start)]
@@ -88,16 +84,16 @@ class LazyMagics(Magics):
             self._cell_magic(command, rest, cell)
             return
         command = command or "status"
-        if command not in VIEWS:
-            if command in CELL_USAGE:
+        if command not in views.VIEWS:
+            if command in views.CELL_USAGE:
                 raise UsageError(
                     f"%lazy {command} has no cell to run. Write %%lazy {command} with two % as "
                     "the first line of one."
                 )
             raise UsageError(views.unknown(command))
         try:
-            shown = VIEWS[command].make(
-                Command(command, rest, self._shell, self._session)
+            shown = views.VIEWS[command].make(
+                views.Command(command, rest, self._shell, self._session)
             )
         except NothingToShow as answer:
             shown = Doc([Sentence(str(answer))])
@@ -105,7 +101,7 @@ class LazyMagics(Magics):
             displayed.show(self._shell, shown)
 
     def _cell_magic(self, command: str, rest: str, cell: str) -> None:
-        if command not in CELL_USAGE:
+        if command not in views.CELL_USAGE:
             written = f"%%lazy {command}".rstrip()
             raise UsageError(
                 f"{written} is not a cell magic. %%lazy step [NAME] runs the cell as "
@@ -113,7 +109,7 @@ class LazyMagics(Magics):
                 "%%lazy profile says where its time goes; "
                 f"%lazy {command or 'status'} with one % is a line magic."
             )
-        runtime = Command(command, rest, self._shell, self._session).runtime
+        runtime = views.Command(command, rest, self._shell, self._session).runtime
         run = partial(run_in_place, self._shell, cell, self._session.cell_number or 0)
         if command == "time":
             self._time(runtime, rest, run)

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.observe.events import (
-        BarrierStarted,
-        CompileProgress,
-        Event,
-        TransferProgress,
-    )
-    from lazyrt.observe.events import WaitFinished as Waited
+    from lazyrt.observe import events
     from lazyviz.widgets import WaitView
 
 _log = logging.getLogger(__name__)
@@ -63,7 +57,7 @@ class Progress:
         self._display_id: str | None = None
         self._stream: TextIO | None = None
         self._filled = False
-        self._barrier: BarrierStarted | None = None
+        self._barrier: events.BarrierStarted | None = None
         self._phases: dict[str, str] = {}
         self._loaded: dict[str, None] = {}
         self._waits: list[str] = []
@@ -79,11 +73,11 @@ class Progress:
         """Ask this runtime what its cache on disk remembers, once that is needed."""
         self._runtime = runtime
 
-    def barrier(self, event: BarrierStarted) -> None:
+    def barrier(self, event: events.BarrierStarted) -> None:
         """Note what the next wait is for; a function for `on_barrier`."""
         self._barrier = event
 
-    def take(self, event: Event) -> bool:
+    def take(self, event: events.Event) -> bool:
         """Show a progress event; return whether it was one."""
         kind = type(event).__name__
         if kind in _PHASES:
@@ -154,7 +148,7 @@ class Progress:
                 if len(self._loaded) > _MAX_UNDER_WAY:
                     self._loaded.pop(next(iter(self._loaded)))
 
-    def _wait(self, event: CompileProgress) -> Wait:
+    def _wait(self, event: events.CompileProgress) -> Wait:
         look = event.purpose == "peek"
         if event.done is not None:
             return _one_by_one(event, look=look)
@@ -176,7 +170,7 @@ class Progress:
             site=str(barrier.site or "") if barrier is not None else "",
         )
 
-    def _note_wait(self, event: Waited) -> None:
+    def _note_wait(self, event: events.WaitFinished) -> None:
         """Keep a line about a wait that was long."""
         loaded = event.phase == "compile" and event.fingerprint in self._loaded
         self._loaded.pop(event.fingerprint, None)
@@ -198,7 +192,7 @@ class Progress:
             line += "; interrupted, and it goes on in the background"
         self._waits.append(line)
 
-    def _interrupted(self, event: Waited) -> None:
+    def _interrupted(self, event: events.WaitFinished) -> None:
         """Let the KeyboardInterrupt that ended a wait say what for; called while it rises."""
         error = sys.exception()
         if isinstance(error, KeyboardInterrupt):
@@ -249,7 +243,7 @@ class Progress:
         )
 
 
-def _one_by_one(event: CompileProgress, *, look: bool) -> Wait:
+def _one_by_one(event: events.CompileProgress, *, look: bool) -> Wait:
     """Return how far a run of single ops is: most of it is compiling kinds of op that are new."""
     done = event.done or 0
     whole = event.elapsed_ns * event.nodes // max(done, 1)
@@ -264,7 +258,7 @@ def _one_by_one(event: CompileProgress, *, look: bool) -> Wait:
     )
 
 
-def _transfer(event: TransferProgress) -> Wait:
+def _transfer(event: events.TransferProgress) -> Wait:
     """Return how far a copy is; its own speed tells how long it will take."""
     whole = event.elapsed_ns * event.nbytes // max(event.done, 1)
     size = text.size(event.nbytes)
