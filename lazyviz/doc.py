@@ -221,13 +221,15 @@ class Showable(ABC):
     def doc(self) -> Doc:
         """Return what it shows."""
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return it for a terminal."""
         return self.doc().to_text()
 
     def to_html(self) -> str:
         """Return it for a notebook."""
         return self.doc().to_html()
+
+    text = to_text
 
     def __repr__(self) -> str:
         return self.text()

@@ -17,7 +17,7 @@ from lazyviz.draw.boxes import node_box
 from lazyviz.draw.model import MARKS, Box, DrawGraph, clip, path_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from lazygraph.diff import GraphDiff, Hunk, HunkGroup
     from lazygraph.graph import Graph, Label
@@ -158,12 +158,12 @@ class Side(NamedTuple):
     Attributes:
         graph: The program.
         node: Its position.
-        number: Returns the number by which the page asks for a node of this program.
+        first: The number by which the page asks for this program's first node.
     """
 
     graph: Graph
     node: int
-    number: Callable[[int], int]
+    first: int
 
 
 class _Unit(NamedTuple):
@@ -285,8 +285,8 @@ class Union:
         a = node if side == "a" else self.found.partner_b[node]
         b = node if side == "b" else -1
         return (
-            Side(self.found.a, a, lambda k: self.number("a", k)) if a >= 0 else None,
-            Side(self.found.b, b, lambda k: self.number("b", k)) if b >= 0 else None,
+            Side(self.found.a, a, 0) if a >= 0 else None,
+            Side(self.found.b, b, len(self.found.a)) if b >= 0 else None,
         )
 
     def overview(self, budget: int) -> DrawGraph:

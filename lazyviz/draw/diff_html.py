@@ -144,7 +144,7 @@ def node_html(
         for facts in zip(*told, strict=True)
     ]
     rows.append(("changed", prose(changed)))
-    number = here.number(here.node)
+    number = here.first + here.node
     buttons = [
         panel.near_button(number),
         panel.button_html(
@@ -178,7 +178,7 @@ def _near(side: Side, nodes: Sequence[int]) -> str:
 
 def _button(side: Side, node: int) -> str:
     label = f"{side.graph.names[node]} {side.graph.label(node).op}"
-    return panel.button_html(label, kind="node", node=side.number(node))
+    return panel.button_html(label, kind="node", node=side.first + node)
 
 
 def _facts(

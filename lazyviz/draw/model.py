@@ -6,7 +6,6 @@ Nothing here imports the runtime, so `import lazyviz` stays light.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -333,15 +332,11 @@ def restrict(graph: DrawGraph, keep: Collection[int]) -> DrawGraph:
 
 def neighbourhood(graph: DrawGraph, centre: Iterable[int], hops: int) -> set[int]:
     """Return the positions within so many edges of `centre`, in either direction."""
-    beside: dict[int, set[int]] = defaultdict(set)
-    for start, end in graph.edges:
-        beside[start].add(end)
-        beside[end].add(start)
-    found = set(centre)
-    border = set(found)
+    inputs, users = graph.wires()
+    found = border = set(centre)
     for _ in range(hops):
-        border = {other for box in border for other in beside[box]} - found
-        found |= border
+        border = {k for box in border for k in (*inputs[box], *users[box])} - found
+        found = found | border
     return found
 
 

@@ -639,10 +639,6 @@ class ExploreView(Displayed):
         """Return the picture of what is shown, with all that it needs."""
         return svg.draw(self.explorer.unfolded, budget=svg.STRIP_BUDGET).svg
 
-    def to_text(self) -> str:
-        """Return a line about the program and its listing."""
-        return self.text()
-
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the static copy as a page that needs no other file."""
         body = Doc([self._drawn(""), Code(self.explorer.listing())]).to_html()

@@ -20,7 +20,7 @@ from lazyviz.render.html import markup
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
     from lazyrt import LiveReport
@@ -344,7 +344,7 @@ class LiveTable(protocol.PageTable):
         body = live_table(found, leads_to, **chosen)
         return found.summary, body
 
-    def _drop(self, name: str, *, confirmed: bool) -> Iterator[protocol.Reply]:
+    def _question(self, name: str) -> str:
         found = report(self._runtime, self._shell)
         offered: dict[str, bool] = {}
         for row in found.rows:
@@ -354,25 +354,17 @@ class LiveTable(protocol.PageTable):
                 f"{name!r} leads to no live tensor by now, so nothing was dropped. Refresh the "
                 "table."
             )
-        if offered[name]:
-            self._check_idle(name)
-            if not confirmed:
-                led = [row for row in found.rows if leads(row, name)]
-                size = text.size(sum(row.nbytes for row in led))
-                yield protocol.note_reply(variable_question(name, len(led), size))
-                return
-        try:
-            said = drop(self._runtime, self._shell, name)
-        except ValueError as error:
-            raise protocol.RequestError(str(error)) from None
-        yield self.table()
-        yield protocol.note_reply(protocol.answer(said))
-
-    def _check_idle(self, name: str) -> None:
-        """Refuse to delete a variable under a running cell."""
+        if not offered[name]:
+            return ""
         current = session.current(self._shell)
         if current is not None and current.cell_number is not None:
             raise protocol.RequestError(
                 f"cell {current.cell_number} is running and may use {name}, so it was not "
                 "deleted. Click again when the cell has ended."
             )
+        led = [row for row in found.rows if leads(row, name)]
+        size = text.size(sum(row.nbytes for row in led))
+        return variable_question(name, len(led), size)
+
+    def _dropped(self, name: str) -> str:
+        return drop(self._runtime, self._shell, name)

@@ -165,10 +165,6 @@ class Comparison(Showable):
             css_class="lazyviz-comparison",
         )
 
-    def to_text(self) -> str:
-        """Return the same for a terminal."""
-        return self.text()
-
     def _head(self) -> list[str]:
         eager, lazy = map(text.size, self.peak_bytes)
         lines = [self.summary, f"peak memory: eager {eager}, lazy {lazy}"]

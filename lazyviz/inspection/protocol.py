@@ -420,8 +420,12 @@ class PageTable(ABC):
         """Return its title and its HTML."""
 
     @abstractmethod
-    def _drop(self, name: str, *, confirmed: bool) -> Iterator[Reply]:
-        """Drop what a name stands for, or ask first."""
+    def _question(self, name: str) -> str:
+        """Return what is asked before what a name stands for is dropped; empty for nothing."""
+
+    @abstractmethod
+    def _dropped(self, name: str) -> str:
+        """Drop what a name stands for; return what came of it."""
 
     def table(self) -> Reply:
         """Return the table as it is now."""
@@ -454,7 +458,16 @@ class PageTable(ABC):
                 f"{quoted(name)} is no name that can be let go of. Refresh the table and take one "
                 "of its buttons."
             )
-        yield from self._drop(name, confirmed=request.get("confirmed") is True)
+        asked = self._question(name)
+        if asked and request.get("confirmed") is not True:
+            yield note_reply(asked)
+            return
+        try:
+            said = self._dropped(name)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        yield self.table()
+        yield note_reply(answer(said))
 
 
 def note_reply(body: str) -> Reply:

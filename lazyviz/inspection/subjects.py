@@ -353,19 +353,21 @@ def _is_tensor(thing: Any) -> bool:
 
 
 def pending_subject(
-    inspection: Inspection, names: Mapping[Any, str] | None = None, first: Form = "ir"
+    inspection: Inspection,
+    names: Mapping[Any, str] | None = None,
+    first: Form = "ir",
+    name: str = "",
 ) -> Subject[Program]:
-    """Return a pending graph, whose values can be looked at."""
+    """Return a graph that is pending or of a finished step, whose values can be looked at."""
     graph = inspection.graph
+
+    def ir() -> IrProgram:
+        return IrProgram(graph, inspection, names, name=name)
+
     if not graph.nodes:
-        return Subject(
-            {"ir": lambda: IrProgram(graph, inspection, names)}, "ir", inspection
-        )
+        return Subject({"ir": ir}, "ir", inspection)
     held = {value: each.name for value, each in inspection.holdings.items()}
-    called = {**held, **(names or {})}
-    return _lowered(
-        graph, lambda: IrProgram(graph, inspection, names), first, called, inspection
-    )
+    return _lowered(graph, ir, first, {**held, **(names or {})}, inspection)
 
 
 def _graph_subject(
@@ -436,13 +438,7 @@ def _step_subject(target: Target, runtime: ModuleType) -> Subject[Program]:
         return Subject(
             {"ir": lambda: HloProgram(snapshot, "ir", f"IR of {name}")}, "ir"
         )
-    return _lowered(
-        inspection.graph,
-        lambda: IrProgram(inspection.graph, inspection, name=f"IR of {name}"),
-        "ir",
-        {value: each.name for value, each in inspection.holdings.items()},
-        inspection,
-    )
+    return pending_subject(inspection, name=f"IR of {name}")
 
 
 def _text_subject(graph: HloGraph) -> Subject[Program]:

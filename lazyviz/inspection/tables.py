@@ -614,26 +614,28 @@ class CacheTable(protocol.PageTable):
         more = text.more(len(entries) - len(shown))
         return summary(entries), body + "".join(f"<p>{markup(m)}</p>" for m in more)
 
-    def _drop(self, name: str, *, confirmed: bool) -> Iterator[protocol.Reply]:
+    def _question(self, name: str) -> str:
         if not _KEY.fullmatch(name):
             raise protocol.RequestError(
                 f"{protocol.quoted(name)} is no key of an executable. Refresh the table and take one of its "
                 "buttons."
             )
-        found = [e for e in self._runtime.cached_executables() if e.key == name]
-        if found and not confirmed:
-            holds = markup(found[0].holds or name[:_KEY_DIGITS])
-            took = markup(text.duration(found[0].compile_ns))
+        for found in self._of_key(name):
+            holds = markup(found.holds or name[:_KEY_DIGITS])
+            took = markup(text.duration(found.compile_ns))
             asked = (
                 f"Drop <code>{holds}</code>? To compile it again takes about {took}."
             )
-            yield protocol.note_reply(protocol.question(asked, name, "drop it"))
-            return
-        said = f"{name[:_KEY_DIGITS]} is gone already; nothing was dropped."
-        if found:
-            said = drop(self._runtime, [name])
-        yield self.table()
-        yield protocol.note_reply(protocol.answer(said))
+            return protocol.question(asked, name, "drop it")
+        return ""
+
+    def _dropped(self, name: str) -> str:
+        if self._of_key(name):
+            return drop(self._runtime, [name])
+        return f"{name[:_KEY_DIGITS]} is gone already; nothing was dropped."
+
+    def _of_key(self, key: str) -> list[Any]:
+        return [e for e in self._runtime.cached_executables() if e.key == key]
 
 
 def _page_row(entry: Any) -> str:
