@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.inspection.curves import Curves
-from lazyviz.shell.lazytensors import be_library, named_tensors, runtime_provenance
+from lazyviz.shell.lazytensors import be_library, runtime_provenance
 from lazyviz.shell.progress import Progress
 from lazyviz.shell.tracebacks import failure_of
 
@@ -42,9 +42,7 @@ SHELL_ATTRIBUTE = "_lazyviz_session"
 
 _MAX_CELLS = 1_000
 _MAX_WAIT_S = 0.2
-# Names cost one walk of the graph each, so large graphs do without.
 _MAX_NAMED_NODES = 2_000
-_MAX_NAMES = 50
 # Ops that a cell left pending, or that run for tensors of an earlier cell alone, from which on a
 # strip tells.
 _MIN_WAITING = 10
@@ -333,7 +331,10 @@ class Session:
         is_new = bool(ids) and (bool(new_ids) or fingerprint != self._shown_fingerprint)
         if is_new:
             self._shown_fingerprint = fingerprint
-        drawing = self.drawing_of(graph, new_ids) if is_new and self.strips else None
+        held = self._holdings_of(graph) if is_new else None
+        drawing = None
+        if is_new and self.strips:
+            drawing = self.drawing_of(graph, new_ids, held)
         step = tally.largest[1] if tally.largest is not None and not ids else None
         if step is not None and self.strips:
             drawing = self._drawing_of_step(runtime, step)
@@ -352,7 +353,7 @@ class Session:
             mode=str(runtime.mode()),
             waits=self.progress.waits,
             waiting=(
-                *self._waiting(graph, anew=bool(tally.executed_barriers)),
+                *self._waiting(graph, held, anew=bool(tally.executed_barriers)),
                 *(
                     self._growing(graph, len(new_ids))
                     or self._left(figures, len(new_ids), len(ids))
@@ -370,7 +371,9 @@ class Session:
         inspection = runtime.inspect(step)
         return self.drawing_of(inspection.graph, held=inspection.holdings)
 
-    def _waiting(self, graph: Graph, *, anew: bool) -> tuple[str, ...]:
+    def _waiting(
+        self, graph: Graph, held: Mapping[Value, Holding] | None, *, anew: bool
+    ) -> tuple[str, ...]:
         """Return which earlier cells' tensors make the next step bigger, each told once."""
         if anew:
             self._told_waiting.clear()
@@ -378,9 +381,11 @@ class Session:
             return ()
         from lazyrt.tools import waiting_cells
 
+        held = held or {}
+        names = {value: each.name for value, each in held.items() if each.name}
         found = [
             each
-            for each in waiting_cells(graph, self.names_in(graph))
+            for each in waiting_cells(graph, names)
             if each.nodes >= _MIN_WAITING and each.cell not in self._told_waiting
         ]
         self._told_waiting.update(each.cell for each in found)
@@ -430,10 +435,9 @@ class Session:
         """
         from lazyviz.draw.boxes import draw_graph
 
-        names, runtime = self.names_in(graph), self._runtime
-        runs = runtime.times_run(graph) if runtime is not None else {}
+        runs = self._runtime.times_run(graph) if self._runtime is not None else {}
         held = self._holdings_of(graph) if held is None else held
-        drawing = draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
+        drawing = draw_graph(graph, new=new_ids, runs=runs, holdings=held)
         return dataclasses.replace(drawing, classes=module_classes())
 
     def _holdings_of(self, graph: Graph) -> Mapping[Value, Holding] | None:
@@ -445,15 +449,3 @@ class Session:
         from lazyrt.tools import holdings_in
 
         return holdings_in(graph, self.shell.user_ns)
-
-    def names_in(self, graph: Graph) -> dict[Value, str]:
-        """Return the user's variable names of a graph's roots."""
-        if self._runtime is None or len(graph.nodes) > _MAX_NAMED_NODES:
-            return {}
-        named = named_tensors(self.shell.user_ns)[:_MAX_NAMES]
-        names: dict[Value, str] = {}
-        for name, tensor in named:
-            if self._runtime.is_pending(tensor):
-                for root in self._runtime.pending_graph(tensor).roots:
-                    names.setdefault(root, name)
-        return names

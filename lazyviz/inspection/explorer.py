@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.graph import gc_paused
-from lazyviz import session
 from lazyviz.doc import Code, Doc, Drawn, Fold, Part
 from lazyviz.draw import model, panel, svg
 from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by, unfold
@@ -30,7 +29,7 @@ from lazyviz.inspection.protocol import (
     quoted,
     why_not,
 )
-from lazyviz.inspection.subjects import how_to_keep, pending_subject, subject_of
+from lazyviz.inspection.subjects import how_to_keep, subject_of
 from lazyviz.render import text
 from lazyviz.render.html import page_html
 from lazyviz.render.values import look_view, picture_axes
@@ -675,11 +674,4 @@ def explore(*things: Any, **options: Any) -> ExploreView:
         UsageError: A tensor is not on the lazy device, or the call gives no pending one.
         StepSyncError: The call needs a value, which only running a part of it would give.
     """
-    current = session.current()
-    runtime = session.runtime()
-    subject = subject_of(*things, runtime=runtime, options=options)
-    inspection = subject.inspection
-    if current is not None and inspection is not None and inspection.is_pending:
-        names = {**subject.names, **current.names_in(inspection.graph)}
-        subject = pending_subject(inspection, names, subject.first)
-    return ExploreView(Explorer(subject))
+    return ExploreView(Explorer(subject_of(*things, options=options)))

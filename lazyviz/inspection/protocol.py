@@ -193,7 +193,6 @@ class Subject(Generic[ProgramT]):
         first: The one to begin with.
         inspection: Of a graph of a step; values come from it.
         no_values: Why there are none without an inspection.
-        names: What its values and inputs are called.
     """
 
     def __init__(
@@ -203,9 +202,7 @@ class Subject(Generic[ProgramT]):
         inspection: Inspection | None = None,
         graph: Graph | None = None,
         no_values: str = "",
-        names: Mapping[Any, str] | None = None,
     ) -> None:
-        self.names = names or {}
         self.no_values = no_values or _NO_VALUES
         self.forms = tuple(form for form in FORMS if form in makers)
         self.first = first

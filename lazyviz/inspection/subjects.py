@@ -426,7 +426,7 @@ def _lowered(
             "optimised", lambda: computation.known_hlo() or computation.as_text("hlo")
         ),
     }
-    subject = Subject(makers, first, inspection, graph, no_values, names)
+    subject = Subject(makers, first, inspection, graph, no_values)
     return subject
 
 
