@@ -140,6 +140,7 @@ class View:
         offers: Returns what may follow, for the Tab key, besides options.
         options: What may stand anywhere behind the name.
         report: Its part of a session's report.
+        takes_more: Whether anything may stand behind the name.
     """
 
     name: str
@@ -149,6 +150,7 @@ class View:
     offers: Callable[[Typed], Iterable[str]]
     options: tuple[Option, ...] = ()
     report: ReportPart | None = None
+    takes_more: bool = True
 
     def completions(self, typed: Typed) -> list[str]:
         """Return what may follow some words of a line."""
@@ -192,7 +194,8 @@ def view(
             for form, words in forms.items()
         }
         offer = offers if callable(offers) else _first(offers)
-        VIEWS[name] = View(name, make, usage, topic, offer, options, report)
+        takes = bool(magic or offers or options)
+        VIEWS[name] = View(name, make, usage, topic, offer, options, report, takes)
         return make
 
     return register
@@ -255,10 +258,6 @@ class Command:
                 "Run `import lazyrt` and make tensors with device='lazyrt'."
             )
         return runtime
-
-    def refuse_rest(self) -> None:
-        """Refuse what stands behind a subcommand that takes nothing."""
-        self.refuse([self.rest] if self.rest else [])
 
     def refuse(self, words: Sequence[str]) -> None:
         """Refuse words that are no options of a subcommand that takes no others."""

@@ -8,24 +8,13 @@ from typing import TYPE_CHECKING
 from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part, Points, Showable
 from lazyviz.draw import svg
 from lazyviz.draw.palette import PHASE_COLOURS, PHASES
-from lazyviz.render import html, text
+from lazyviz.render import html, notes, text
 from lazyviz.render.html import Fragment, markup, one_line, prose
-from lazyviz.render.notes import frame_text, is_check
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import BarrierFinished, BuildSwapped, FrameCompiled
     from lazyrt.tools import Status
     from lazyviz.draw.model import DrawGraph
-    from lazyviz.render.notes import (
-        Apart,
-        Barrier,
-        CompiledBreak,
-        Fallback,
-        Left,
-        Looked,
-        Redundant,
-        SingleOps,
-    )
 
 # What a graph without an earlier relative has as its reason.
 _NEW = (
@@ -103,13 +92,13 @@ class Strip(Showable):
     peek_ns: int = 0
     transfers: int = 0
     transfer_ns: int = 0
-    fallbacks: tuple[Fallback, ...] = ()
+    fallbacks: tuple[notes.Fallback, ...] = ()
     frames: int = 0
     frames_again: int = 0
     frames_ns: int = 0
     frames_shown: tuple[FrameCompiled, ...] = ()
-    code_breaks: tuple[CompiledBreak, ...] = ()
-    barriers: tuple[Barrier, ...] = ()
+    code_breaks: tuple[notes.CompiledBreak, ...] = ()
+    barriers: tuple[notes.Barrier, ...] = ()
     parts: tuple[tuple[str, int], ...] = ()
     wall_ns: int = 0
     own_ns: int = 0
@@ -120,16 +109,16 @@ class Strip(Showable):
     swaps: tuple[BuildSwapped, ...] = ()
     graph: DrawGraph | None = None
     drawn_step: int | None = None
-    singles: SingleOps | None = None
+    singles: notes.SingleOps | None = None
     state: Status | None = None
     mode: str = "lazy"
-    left: tuple[Left, ...] = ()
-    redundant: tuple[Redundant, ...] = ()
+    left: tuple[notes.Left, ...] = ()
+    redundant: tuple[notes.Redundant, ...] = ()
     waits: tuple[str, ...] = ()
-    looks: tuple[Looked, ...] = ()
+    looks: tuple[notes.Looked, ...] = ()
     prints: tuple[str, ...] = ()
     more_prints: int = 0
-    apart: Apart | None = None
+    apart: notes.Apart | None = None
     waiting: tuple[str, ...] = ()
     breaks: tuple[Doc, ...] = ()
     curves: Doc | None = None
@@ -198,7 +187,7 @@ def strip_parts(strip: Strip) -> list[str]:
     return list(map(one_line, parts))
 
 
-def _single_ops(singles: SingleOps, compile_ns: int) -> str:
+def _single_ops(singles: notes.SingleOps, compile_ns: int) -> str:
     """Return the badge of a mode in which ops run one by one, with what they cost."""
     if not singles.ops:
         return singles.mode
@@ -233,7 +222,7 @@ def _executed(strip: Strip) -> str:
 
 def strip_notes(strip: Strip) -> list[str]:
     """Return what a user may want to act on: barriers, fallbacks, recompiles."""
-    notes: list[object] = [
+    found: list[object] = [
         *(_single_notes(strip.singles) if strip.singles is not None else ()),
         *strip.barriers,
         *strip.looks,
@@ -244,7 +233,7 @@ def strip_notes(strip: Strip) -> list[str]:
         *strip.waiting,
         *strip.redundant,
         *strip.fallbacks,
-        *map(frame_text, strip.frames_shown),
+        *map(notes.frame_text, strip.frames_shown),
         *strip.code_breaks,
         *strip.waits,
         *map(compiled_text, strip.reasons),
@@ -254,43 +243,43 @@ def strip_notes(strip: Strip) -> list[str]:
             for event in strip.swaps
         ),
     ]
-    return [one_line(str(note)) for note in notes]
+    return [one_line(str(note)) for note in found]
 
 
 def urgent_notes(strip: Strip) -> list[str]:
     """Return those of the notes that cost time each time the cell runs, the dearest kind first."""
     why = map(compiled_text, strip.reasons)
-    notes: list[object] = [
+    found: list[object] = [
         *(note for note in why if note.startswith("recompiled")),
         *(
-            frame_text(frame)
+            notes.frame_text(frame)
             for frame in strip.frames_shown
             if frame.guard or frame.failed
         ),
         *strip.code_breaks,
         *strip.fallbacks,
         *(each for each in strip.barriers if each.cut is not None),
-        *(each for each in strip.looks if is_check(each.tensor)),
+        *(each for each in strip.looks if notes.is_check(each.tensor)),
         *([strip.apart] if strip.apart is not None else ()),
         *strip.left,
         *strip.redundant,
         *strip.waiting,
     ]
-    return [one_line(str(note)) for note in notes]
+    return [one_line(str(note)) for note in found]
 
 
-def _single_notes(singles: SingleOps) -> list[str]:
-    notes = []
+def _single_notes(singles: notes.SingleOps) -> list[str]:
+    found = []
     if singles.idle_barriers:
         many = text.plural(singles.idle_barriers, "barrier")
-        notes.append(f"{many} had no effect: in eager mode each op has run already")
+        found.append(f"{many} had no effect: in eager mode each op has run already")
     if singles.repeats:
         many = text.plural(singles.repeats, "op")
-        notes.append(
+        found.append(
             f"{many} executed again: op-by-op mode remembers nothing between reads; "
             "lazyrt.materialise(t) does"
         )
-    return notes
+    return found
 
 
 def compiled_text(reason: str) -> str:
@@ -370,9 +359,9 @@ def _details(strip: Strip) -> list[Part]:
         parts.append(Drawn("", lambda: timing_html(strip)))
     if strip.state is not None:
         parts.append(Note(state_text(strip.state, strip.mode)))
-    notes = strip_notes(strip)
-    if notes:
-        parts.append(Points(notes))
+    found = strip_notes(strip)
+    if found:
+        parts.append(Points(found))
     if strip.apart is not None and strip.apart.source:
         many = f"{len(strip.apart.tensors):,}"
         title = f"{many} reads = {many} executions: batch them"

@@ -47,7 +47,6 @@ _MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
     topic=views.PENDING,
 )
 def _status(asked: views.Command) -> Doc:
-    asked.refuse_rest()
     return tables.status(sessions.runtime(), asked.session)
 
 
@@ -120,7 +119,6 @@ def _why(asked: views.Command) -> Part:
 
 @views.view("graphs", help="every compiled graph: size, runs, compile time, cause")
 def _graphs(asked: views.Command) -> Doc:
-    asked.refuse_rest()
     runtime = asked.runtime
     return tables.graphs(runtime.compiled_graphs(), runtime.counters())
 
@@ -134,7 +132,6 @@ def _graphs(asked: views.Command) -> Doc:
 def _buckets(asked: views.Command) -> Doc:
     from lazyviz.timing import buckets
 
-    asked.refuse_rest()
     runtime = asked.runtime
     times = buckets.measured(runtime, asked.session.steps)
     graphs, executables = runtime.compiled_graphs(), runtime.cached_executables()
@@ -166,7 +163,6 @@ def _timeline(asked: views.Command) -> Doc:
     topic=views.RESOURCES,
 )
 def _curves(asked: views.Command) -> Doc:
-    asked.refuse_rest()
     curves: Curves = asked.session.curves
     shown = curves.shown(asked.session.steps)
     if shown is None:
@@ -363,13 +359,11 @@ def _eager(asked: views.Command) -> Doc:
     topic=views.CHANGES,
 )
 def _on(asked: views.Command) -> None:
-    asked.refuse_rest()
     asked.session.strips = True
 
 
 @views.view("off", help={}, topic=views.CHANGES)
 def _off(asked: views.Command) -> None:
-    asked.refuse_rest()
     asked.session.strips = False
 
 
@@ -406,7 +400,6 @@ def _report(asked: views.Command) -> Doc:
 def _doctor(asked: views.Command) -> Doc:
     from lazyviz.inspection import doctor
 
-    asked.refuse_rest()
     return doctor.doc(doctor.checks(sessions.runtime(), asked.shell))
 
 

@@ -53,8 +53,8 @@ def install(
     return [
         keep_snapshots(shell.displayhook),
         _register(bundle, _TENSOR, _tensor_bundle(shell, pictured)),
-        _register(bundle, _GRAPH, lambda graph: _bundle(graph_doc(graph))),
-        _register(bundle, _LIVE, lambda found: _bundle(live_doc(found))),
+        _register(bundle, _GRAPH, lambda graph: _bundle(graph_doc(graph), shell)),
+        _register(bundle, _LIVE, lambda found: _bundle(live_doc(found), shell)),
     ]
 
 
@@ -191,10 +191,9 @@ def graph_doc(shown: Any, hint: str = "") -> Doc:
     )
 
 
-def _bundle(doc: Doc) -> dict[str, str]:
-    current = session.current()
+def _bundle(doc: Doc, shell: Any) -> dict[str, str]:
     bundle = {"text/plain": doc.to_text()}
-    if doc.needs_html and current is not None and wants_html(current.shell):
+    if doc.needs_html and wants_html(shell):
         bundle["text/html"] = doc.to_html()
     return bundle
 
@@ -276,10 +275,7 @@ def keep_snapshots(hook: Any) -> Callable[[], None]:
 def show(shell: Any, shown: Part) -> None:
     """Display a view as text and HTML, and its live form where a page can have one."""
     doc = shown if isinstance(shown, Doc) else Doc([shown])
-    bundle = {"text/plain": doc.to_text()}
-    if doc.needs_html and wants_html(shell):
-        bundle["text/html"] = doc.to_html()
-    shell.display_pub.publish(bundle, metadata={})
+    shell.display_pub.publish(_bundle(doc, shell), metadata={})
     if doc.live is not None and has_page(shell):
         show_live(shell, doc.live)
 

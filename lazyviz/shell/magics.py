@@ -91,10 +91,11 @@ class LazyMagics(Magics):
                     "the first line of one."
                 )
             raise UsageError(views.unknown(command))
+        asked = views.Command(command, rest, self._shell, self._session)
+        if rest and not views.VIEWS[command].takes_more:
+            asked.refuse([rest])
         try:
-            shown = views.VIEWS[command].make(
-                views.Command(command, rest, self._shell, self._session)
-            )
+            shown = views.VIEWS[command].make(asked)
         except NothingToShow as answer:
             shown = Doc([Sentence(str(answer))])
         if shown is not None:

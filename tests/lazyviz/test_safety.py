@@ -26,7 +26,7 @@ from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.program_dumps import Programs
 from lazyviz.inspection import curves
 from lazyviz.inspection.comparison import DiffExplorer, DiffView, MinimisedView
-from lazyviz.inspection.live import Target, live_doc, live_table, variable_question
+from lazyviz.inspection.live import live_doc, live_table, variable_question
 from lazyviz.inspection.protocol import answer
 from lazyviz.render import html
 from lazyviz.render.html import Section, page_html, timeline_script
@@ -217,7 +217,7 @@ def pages(payload):
     yield "folded", html.folded(payload, html.pre(payload))
     yield "tensor", shown_tensor(payload).to_html()
     live = live_report(payload)
-    targets = {1: [Target(name=payload, asks=True)]}
+    targets = {1: [payload]}
     yield "live", live_doc(live).to_html()
     yield "live table", live_table(live, targets, "size", reverse=False)
     yield "live question", variable_question(payload, 2, payload)

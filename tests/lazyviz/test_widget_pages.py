@@ -17,7 +17,7 @@ from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import BACKWARD, Box, DrawGraph, Kind
 from lazyviz.draw.svg import legend_svg
 from lazyviz.inspection.comparison import DiffExplorer, DiffView
-from lazyviz.inspection.live import LiveTable, Target, live_table, variable_question
+from lazyviz.inspection.live import LiveTable, live_table, variable_question
 from lazyviz.inspection.protocol import answer
 from lazyviz.inspection.tables import CacheTable
 from lazyviz.render.timeline_svg import timeline_svg
@@ -76,7 +76,7 @@ def state(name, text):
         return {"svg": timeline_svg(timeline_of(text), is_detailed=True), "twin": text}
     if name == "live_view":
         report = test_safety.live_report(text)
-        targets = {1: [Target(name=text, asks=True)]}
+        targets = {1: [text]}
         table = live_table(report, targets, "size", reverse=False)
         note = variable_question(text, 2, text) + answer(text, failed=True)
         return {
