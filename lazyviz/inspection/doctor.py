@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
-_PACKAGES = ("torch", "jax", "jaxlib", "numpy", "ipython")
+_PACKAGES = ("torch", "jax", "jaxlib", "numpy", "ipython", "ipywidgets", "anywidget")
 # Those are told where they are installed.
 _OPTIONAL = ("jupyterlab", "notebook", "graphviz", "pygraphviz")
 _WIDTH = 15
@@ -218,28 +218,14 @@ def _front_end(shell: Any) -> Iterator[Check]:
         if threads
         else "to look at a cell while it runs: pip install --upgrade 'ipykernel>=7'",
     )
-    missing = [
-        name for name in ("ipywidgets", "anywidget") if _version_of(name) is None
-    ]
-    comms = hasattr(kernel, "comm_manager")
-    if missing:
-        yield Check(
-            "widgets",
-            "live views cannot be shown; each has a static copy",
-            f"run: pip install {' '.join(missing)}, then restart the kernel",
-            "fault",
-        )
-    elif not comms:
-        yield Check(
-            "widgets",
-            "the kernel has no comms, so views are static",
-            "use JupyterLab, Notebook 7 or VS Code for live views",
-        )
-    else:
-        versions = ", ".join(
-            f"{name} {_version_of(name)}" for name in ("ipywidgets", "anywidget")
-        )
-        yield Check("widgets", f"{versions}, through the kernel's comms; no network")
+    if hasattr(kernel, "comm_manager"):
+        yield Check("widgets", "live, through the kernel's comms; no network")
+        return
+    yield Check(
+        "widgets",
+        "the kernel has no comms, so views are static",
+        "use JupyterLab, Notebook 7 or VS Code for live views",
+    )
 
 
 def _device(runtime: ModuleType) -> Iterator[Check]:

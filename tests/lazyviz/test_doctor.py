@@ -133,9 +133,9 @@ def test_a_notebook_without_the_packages_of_widgets_is_a_fault(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
 
-    widgets = found(page)["widgets"]
-    assert widgets.kind == "fault"
-    assert "pip install anywidget" in widgets.advice
+    versions = found(page)["versions"]
+    assert versions.kind == "fault"
+    assert "anywidget is not installed" in versions.advice
 
 
 def test_what_to_do_comes_first_and_nothing_to_do_is_said():
