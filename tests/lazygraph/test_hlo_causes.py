@@ -295,6 +295,21 @@ def test_each_kind_of_edit_has_a_sentence(old, new, said):
     assert sentences(diff(parse(EDITED), parse(EDITED))) == []
 
 
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ("bf16[8]", "dtype changed: %r is bf16[8], was f32[8]"),
+        ("f32[4]", "shape changed: %r is f32[4], was f32[8]"),
+    ],
+)
+def test_an_op_that_changed_its_type_alone_is_named_and_not_what_reads_it(now, said):
+    text = 'HloModule m\nENTRY e {\n  k = s32[] parameter(0)\n  r = %s custom-call(k), custom_call_target="f"\n  ROOT t = %s tanh(r)\n}\n'
+
+    found = diff(parse(text % ("f32[8]", "f32[8]")), parse(text % (now, now)))
+
+    assert sentences(found) == [said]
+
+
 def test_a_count_of_one_is_that_of_a_module_that_says_none():
     said = parse(EDITED.replace("step\n", "step, replica_count=1\n", 1))
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import nested_diffs
-from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.graph import CONSTANT, PARAMETER, needed
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from lazygraph.diff import GraphDiff
-    from lazygraph.graph import Graph
+    from lazygraph.graph import Graph, Label
 
     _Sides = tuple[set[int], set[int]]
     _Path = tuple[str, ...]
@@ -48,15 +48,15 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     gone = _blocks(found.a, found.removed, "removed", ends[0])
     new = _blocks(found.b, found.added, "added", ends[1])
     claimed = gone.nodes, new.nodes
+    edits = _edits(found)
     said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
-    said += [*_inputs(found, claimed), *_placement(found), *_embedded(found)]
+    said += [*_inputs(found, claimed), *edits["placement"], *_embedded(found)]
     if found.causes:  # what the ops alone suggest is no reason beside them
         return [*found.causes, *said, *_outputs(found, claimed)][:_MAX_SENTENCES]
-    said += [*_constants(found), *_outputs(found, claimed)]
+    said += [*edits["literal"], *_outputs(found, claimed), *edits["op"]]
     claimed = claimed[0] | ends[0], claimed[1] | ends[1]
-    said += _ops(found)
-    if not _resized_inputs(found):
-        said += _attributes(found)
+    if not _resized_inputs(found):  # what follows from the sizes
+        said += [*edits["attributes"], *edits["type"]]
     said += [*_code(found, claimed), *_reads(found), *_results(found)]
     if depth and len(said) < _MOST:
         said += _inside(found, depth)
@@ -140,10 +140,6 @@ def _shown(value: str | None) -> str:
     """Return a text in quotation length."""
     value = (value or "").strip() or "not given"
     return value if len(value) <= _CLIP else f"{value[: _CLIP - 1]}…"
-
-
-def _in_places(nodes: Sequence[int]) -> str:
-    return f" in {len(nodes):,} places" if len(nodes) > 1 else ""
 
 
 def _counted_ops(graph: Graph, nodes: Sequence[int], times: int = 1) -> str:
@@ -327,28 +323,83 @@ def _resized_inputs(found: GraphDiff) -> list[tuple[int, int]]:
     ]
 
 
-def _placement(found: GraphDiff) -> Iterator[str]:
-    """Yield how instructions are laid out over devices, where that changed."""
-    changes: Counter[tuple[str, str | None, str | None]] = Counter()
-    first: dict[tuple[str, str | None, str | None], int] = {}
-    mesh_a, mesh_b = (_header(graph).get("mesh") for graph in (found.a, found.b))
+class _Edit(NamedTuple):
+    """What one pair has otherwise than another program: of `subject`, such as an attribute."""
+
+    what: str
+    subject: str
+    before: str
+    now: str
+
+
+_EDITS = ("placement", "literal", "op", "attributes", "type")
+
+
+def _edits(found: GraphDiff) -> dict[str, list[str]]:
+    """Return how pairs differ, by what of them does: a sentence for each edit, with its places."""
+    places: dict[_Edit, list[int]] = {}
+    mesh = _header(found.a).get("mesh", ""), _header(found.b).get("mesh", "")
     for x, y in found.changed:
-        before, now = _placed(found.a, x), _placed(found.b, y)
-        for key in sorted(before.keys() | now.keys()):
-            old, new = before.get(key), now.get(key)
-            if old and mesh_a and mesh_b:  # another mesh is said already
-                old = old.replace(mesh_a, mesh_b)
-            if old != new:
-                change = (key, old, new)
-                changes[change] += 1
-                first.setdefault(change, y)
-    for change, count in changes.most_common(3):
-        key, old, new = change
-        where = _where(found.b, [first[change]])
-        of = (
-            f" of {count:,} ops" if count > 1 else f" of {found.b.names[first[change]]}"
-        )
-        yield f"{key}{of}{where} is {_shown(new)}, was {_shown(old)}"
+        for edit in _edits_of(found, x, y, mesh):
+            places.setdefault(edit, []).append(y)
+    said: dict[str, list[str]] = {what: [] for what in _EDITS}
+    for edit, nodes in places.items():
+        if len(said[edit.what]) < _MOST:
+            said[edit.what].append(_sentence(found, edit, nodes))
+    return said
+
+
+def _edits_of(
+    found: GraphDiff, x: int, y: int, mesh: tuple[str, str]
+) -> Iterator[_Edit]:
+    a, b = found.a, found.b
+    before, now = a.label(x), b.label(y)
+    placed = _placed(a, x), _placed(b, y)
+    for key in sorted({*placed[0], *placed[1]}):
+        old, new = (each.get(key, "") for each in placed)
+        if all(mesh):  # another mesh is said already
+            old = old.replace(*mesh)
+        if old != new:
+            yield _Edit("placement", key, old, new)
+    if before.op != now.op:
+        yield _Edit("op", "", before.op, now.op)
+    elif before.op == CONSTANT and before.literal != now.literal:
+        if not ELIDED & {before.literal, now.literal}:  # `unseen` reports it
+            yield _Edit("literal", "", before.literal, now.literal)
+    elif before.attrs != now.attrs:
+        parts = [Counter(split_commas(each)) for each in (before.attrs, now.attrs)]
+        old = ", ".join((parts[0] - parts[1]).elements())
+        new = ", ".join((parts[1] - parts[0]).elements())
+        # `_inside` reports another body.
+        if not _OTHERWISE.search(f"{old}, {new}"):
+            yield _Edit("attributes", now.op, old, new)
+    elif before.type != now.type and now.op != PARAMETER:
+        reads = zip(a.operands[x], b.operands[y], strict=False)
+        if all(a.types[c] == b.types[d] for c, d in reads):
+            yield _Edit("type", "", before.type, now.type)
+
+
+def _sentence(found: GraphDiff, edit: _Edit, nodes: Sequence[int]) -> str:
+    what, subject, *pair = edit
+    old, new = map(_shown, pair)
+    name, where = found.b.names[nodes[0]], _where(found.b, nodes)
+    many = f" in {len(nodes):,} places" if len(nodes) > 1 else ""
+    if what == "placement":
+        of = f"{len(nodes):,} ops" if many else name
+        return f"{subject} of {of}{where} is {new}, was {old}"
+    if what == "literal":
+        resized = any(found.b.ops[y] == PARAMETER for _, y in found.changed)
+        hint = ", which may follow from the other sizes" if resized else ""
+        return f"constant changed: {new}, was {old}{many}{where}{hint}"
+    if what == "attributes":
+        one_sided = "attribute added" if edit.now else "attribute removed"
+        changed = "constant changed" if all(pair) else one_sided
+        has = [f"has {new}"] * bool(edit.now) + [f"had {old}"] * bool(edit.before)
+        return f"{changed}: {subject} {name}{where} {', '.join(has)}{many}"
+    dtypes = [text.partition("[")[0] for text in pair]
+    other = "shape" if dtypes[0] == dtypes[1] else "dtype"
+    changed = "code path" if what == "op" else other
+    return f"{changed} changed: {name}{where} is {new}, was {old}{many}"
 
 
 def _placed(graph: Graph, node: int) -> dict[str, str]:
@@ -365,23 +416,6 @@ def _placed(graph: Graph, node: int) -> dict[str, str]:
         end = closing(attrs, start) if attrs.startswith("[", start) else len(attrs)
         found[each[1]] = split_commas(attrs[start:end])[0].rstrip("}")
     return found
-
-
-def _constants(found: GraphDiff) -> Iterator[str]:
-    changes: dict[tuple[str, str], list[int]] = {}
-    for x, y in found.changed:
-        before, now = found.a.label(x), found.b.label(y)
-        if now.op == CONSTANT == before.op and before.literal != now.literal:
-            if ELIDED & {before.literal, now.literal}:
-                continue  # `unseen` reports it
-            changes.setdefault((before.literal, now.literal), []).append(y)
-    resized = any(found.b.ops[y] == PARAMETER for _, y in found.changed)
-    hint = ", which may follow from the other sizes" if resized else ""
-    for (old, new), nodes in list(changes.items())[:_MOST]:
-        yield (
-            f"constant changed: {_shown(new)}, was {_shown(old)}"
-            f"{_in_places(nodes)}{_where(found.b, nodes)}{hint}"
-        )
 
 
 def _inside(found: GraphDiff, depth: int) -> Iterator[str]:
@@ -430,57 +464,11 @@ def _alone(graph: Graph, outputs: Iterable[int], inside: set[int]) -> set[int]:
     """Return what only some outputs need, of the nodes `inside`."""
     wanted = set(outputs)
     others = {node for node in graph.outputs if node not in wanted}
-    others |= {
-        operand
-        for node, operands in enumerate(graph.operands)
-        if node not in inside
-        for operand in operands
-    }
-    return _ancestors(graph, wanted, inside) - _ancestors(graph, others, inside)
-
-
-def _ancestors(graph: Graph, roots: Iterable[int], inside: set[int]) -> set[int]:
-    seen: set[int] = set()
-    stack = [root for root in roots if root in inside]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack += [o for o in graph.operands[node] if o in inside]
-    return seen
-
-
-def _ops(found: GraphDiff) -> Iterator[str]:
-    b = found.b
-    changes: dict[tuple[str, str], list[int]] = {}
-    for x, y in found.changed:
-        ops = found.a.ops[x], b.ops[y]
-        if ops[0] != ops[1]:
-            changes.setdefault(ops, []).append(y)
-    for (old, new), nodes in list(changes.items())[:_MOST]:
-        yield (
-            f"code path changed: {b.names[nodes[0]]}{_where(b, nodes)} is {new}, was {old}"
-            f"{_in_places(nodes)}"
-        )
-
-
-def _attributes(found: GraphDiff) -> Iterator[str]:
-    a, b = found.a, found.b
-    changes: dict[tuple[str, str, str], list[int]] = {}
-    for x, y in found.changed:
-        if a.ops[x] != b.ops[y] or a.attrs[x] == b.attrs[y]:
-            continue
-        before, now = (Counter(split_commas(each)) for each in (a.attrs[x], b.attrs[y]))
-        old, new = (", ".join(each.elements()) for each in (before - now, now - before))
-        # `_inside` reports another body, `_placement` another placement.
-        if not _OTHERWISE.search(f"{old}, {new}"):
-            changes.setdefault((b.ops[y], old, new), []).append(y)
-    for (op, old, new), nodes in list(changes.items())[:_MOST]:
-        one_sided = "attribute added" if new else "attribute removed"
-        what = "constant changed" if old and new else one_sided
-        has = [f"{had} {_shown(v)}" for had, v in (("has", new), ("had", old)) if v]
-        where = f"{b.names[nodes[0]]}{_where(b, nodes)}"
-        yield f"{what}: {op} {where} {', '.join(has)}{_in_places(nodes)}"
+    for node, operands in enumerate(graph.operands):
+        if node not in inside:
+            others.update(operands)
+    own, shared = (needed(graph.operands, ends) for ends in ([*wanted], [*others]))
+    return {node for node in inside if own[node] and not shared[node]}
 
 
 def _code(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
@@ -581,21 +569,29 @@ _REPEATS = frozenset({"broadcast", "broadcast_in_dim", "convert"})
 def _embedded(found: GraphDiff) -> Iterator[str]:
     """Yield a sentence for each number that only one of two programs embeds as a constant."""
     said: dict[str, None] = {}
-    for each in found.rewired:
-        old, new = _operand(found.a, each.a, each.slot), _operand(found.b, each.b, each.slot)  # fmt: skip
-        if old is None and new is not None and _is_number(found.b, new):
-            literal = _argument(found, each.a, each.b, each.slot)
-            if literal:
-                said[_now_an_input(found, each.b, literal, new)] = None
-        if new is None and old is not None and _is_number(found.a, old):
-            literal = _argument(found, each.a, each.b, each.slot, swapped=True)
-            if literal:
-                said[_now_embedded(found, each.b, literal, old)] = None
-        if old is not None and new is not None:
-            said |= dict.fromkeys(_exchanged(found, each.b, old, new))
+    reads = [(each.a, each.b, each.slot) for each in found.rewired]
     for x, y in found.changed:
-        for user, _ in found.b.users[y][:1]:
-            said |= dict.fromkeys(_exchanged(found, user, x, y))
+        for user, slot in found.b.users[y][:1]:
+            partner = found.partner_b[user]
+            if partner >= 0 and _operand(found.a, partner, slot) == x:
+                reads.append((partner, user, slot))
+    for x, y, slot in reads:
+        (old, was), (new, is_) = (
+            _number(found.a, x, found.b.label(y), slot),
+            _number(found.b, y, found.a.label(x), slot),
+        )
+        if old and is_ is not None:
+            said[
+                f"the number {old} of {_of(found.b, y)} is an input from now on "
+                f"({_name(found.b, is_)}), was embedded as a constant: further values compile nothing"
+            ] = None
+        elif new and was is not None:
+            is_special = float(new) in {0.0, 1.0} and _is_of_torch_xla(found.b, y)
+            why = " (torch_xla embeds 0 and 1 and sends other numbers as data)"
+            said[
+                f"the number {new} of {_of(found.b, y)} is embedded as a constant, was the input "
+                f"{_name(found.a, was)}{why * is_special}"
+            ] = None
     yield from list(said)[:_MOST]
 
 
@@ -604,67 +600,26 @@ def _operand(graph: Graph, node: int, slot: int) -> int | None:
     return row[slot] if slot < len(row) else None
 
 
-def _is_number(graph: Graph, node: int) -> bool:
-    label = graph.label(node)
-    return label.op == PARAMETER and label.attrs in _NUMBERS
+def _number(graph: Graph, node: int, other: Label, slot: int) -> tuple[str, int | None]:
+    """Return the number that an op has embedded where its partner reads a slot, or the input it reads.
 
-
-def _exchanged(found: GraphDiff, user: int, old: int, new: int) -> Iterator[str]:
-    """Yield that a constant took the place of a scalar input, or the other way round."""
-    literal, other = _literal(found.a, old), _literal(found.b, new)
-    if literal and _is_scalar_input(found.b, new):
-        yield _now_an_input(found, user, literal, new)
-    if other and _is_scalar_input(found.a, old):
-        yield _now_embedded(found, user, other, old)
-
-
-def _is_scalar_input(graph: Graph, node: int) -> bool:
-    label = graph.label(node)
-    return label.op == PARAMETER and label.type.endswith(_SCALAR)
-
-
-def _literal(graph: Graph, node: int) -> str:
-    """Return the number that a constant is; empty for what is none."""
-    label = graph.label(node)
-    if not label.op.lower().endswith("constant") or not label.type.endswith(_SCALAR):
-        return ""
-    value = _VALUE.search(f"{label.attrs} {label.literal}")
-    text = (value[1] or value[2] or "") if value else label.literal
-    return text.strip() if _NUMBER.fullmatch(text.strip()) else ""
-
-
-def _argument(
-    found: GraphDiff, a: int, b: int, slot: int, *, swapped: bool = False
-) -> str:
-    """Return the number that stands among an op's arguments where the other side reads one."""
-    one, two = found.a.label(a).attrs.split(", "), found.b.label(b).attrs.split(", ")
-    if swapped:
-        one, two = two, one
-    marks = [k for k, part in enumerate(two) if part.endswith(_MARK)]
-    if len(one) != len(two) or slot >= len(marks):
-        return ""
-    part = one[marks[slot]].rpartition("=")[2]
-    return part if _NUMBER.fullmatch(part) else ""
-
-
-def _now_an_input(found: GraphDiff, user: int, literal: str, new: int) -> str:
-    return (
-        f"the number {literal} of {_of(found.b, user)} is an input from now on "
-        f"({_name(found.b, new)}), was embedded as a constant: further values compile nothing"
-    )
-
-
-def _now_embedded(found: GraphDiff, user: int, literal: str, old: int) -> str:
-    is_special = float(literal) in {0.0, 1.0} and _is_of_torch_xla(found.b, user)
-    why = (
-        " (torch_xla embeds 0 and 1 and sends other numbers as data)"
-        if is_special
-        else ""
-    )
-    return (
-        f"the number {literal} of {_of(found.b, user)} is embedded as a constant, was the input "
-        f"{_name(found.a, old)}{why}"
-    )
+    The number is empty, and the input None, where there is none.
+    """
+    operand = _operand(graph, node, slot)
+    if operand is None:  # it stands among the arguments, as the runtime's IR has it
+        one, two = (each.attrs.split(", ") for each in (graph.label(node), other))
+        marks = [k for k, part in enumerate(two) if part.endswith(_MARK)]
+        is_given = len(one) == len(two) and slot < len(marks)
+        text = one[marks[slot]].rpartition("=")[2] if is_given else ""
+    else:
+        op, type_, attrs, literal = graph.label(operand)
+        if op == PARAMETER and (attrs in _NUMBERS or type_.endswith(_SCALAR)):
+            return "", operand
+        if not op.lower().endswith("constant") or not type_.endswith(_SCALAR):
+            return "", None
+        value = _VALUE.search(f"{attrs} {literal}")
+        text = ((value[1] or value[2] or "") if value else literal).strip()
+    return text if _NUMBER.fullmatch(text) else "", None
 
 
 def _is_of_torch_xla(graph: Graph, node: int) -> bool:
