@@ -47,9 +47,9 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     ends = _with_outputs(found)
     gone = _blocks(found.a, found.removed, "removed", ends[0])
     new = _blocks(found.b, found.added, "added", ends[1])
-    claimed = gone.nodes, new.nodes
+    claimed = gone[1], new[1]
     edits = _edits(found)
-    said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
+    said = [*_settings(found), *_donations(found), *new[0], *gone[0]]
     said += [*_inputs(found, claimed), *edits["placement"], *_embedded(found)]
     if found.causes:  # what the ops alone suggest is no reason beside them
         return [*found.causes, *said, *_outputs(found, claimed)][:_MAX_SENTENCES]
@@ -659,23 +659,16 @@ _REPEATED = 0.8
 _LEAST_BLOCK = 8
 
 
-class _Claimed(NamedTuple):
-    """Sentences, and the nodes that they count."""
-
-    sentences: list[str]
-    nodes: set[int]
-
-
 def _blocks(
     graph: Graph, unmatched: Sequence[int], what: str, ends: set[int]
-) -> _Claimed:
-    """Return which layers, modules or equal blocks one of two programs has alone.
+) -> tuple[list[str], set[int]]:
+    """Return which layers, modules or equal blocks one of two programs has alone; and their nodes.
 
     `what` happened to its unmatched nodes: `added` or `removed`. `ends` is computed for outputs
     that one program has alone, which is not repeated.
     """
     if ends.issuperset(unmatched):
-        return _Claimed([], set())
+        return [], set()
     modules = _modules(graph, set(unmatched))
     if not modules:
         return _repeated(graph, unmatched, what, ends)
@@ -692,9 +685,9 @@ def _blocks(
         verb = "was" if len(paths) == 1 else "were"
         said.append(
             f"{_called(paths)} {verb} {what}: {_counted(graph, members)}"
-            f"{_where(graph, _forward_first(graph, modules[paths[0]]))}"
+            f"{_where(graph, sorted(modules[paths[0]], key=lambda k: ' (' in graph.scope(k)))}"
         )
-    return _Claimed(said, claimed)
+    return said, claimed
 
 
 def _modules(graph: Graph, unmatched: set[int]) -> dict[_Path, list[int]]:
@@ -797,11 +790,6 @@ def _called(paths: Sequence[_Path]) -> str:
     )
 
 
-def _forward_first(graph: Graph, nodes: Iterable[int]) -> list[int]:
-    """Return nodes, those first that a module computes itself and no `(backward)` of it."""
-    return sorted(nodes, key=lambda node: " (" in graph.scope(node))
-
-
 def _counted(graph: Graph, nodes: Collection[int], times: int = 1) -> str:
     inputs = sum(graph.ops[node] == PARAMETER for node in nodes)
     counts = [plural((len(nodes) - inputs) // times, "op")]
@@ -811,7 +799,7 @@ def _counted(graph: Graph, nodes: Collection[int], times: int = 1) -> str:
 
 def _repeated(
     graph: Graph, unmatched: Sequence[int], what: str, ends: set[int]
-) -> _Claimed:
+) -> tuple[list[str], set[int]]:
     """Return a block that is in `unmatched` several times, as layers without names are."""
     nodes = [node for node in unmatched if graph.ops[node] not in _LEAVES]
     colours = _colours(graph, nodes)
@@ -820,18 +808,15 @@ def _repeated(
     covered = {node for node in nodes if colours[node] in inside}
     is_most = len(covered) >= max(_REPEATED * len(nodes), _LEAST_BLOCK * times)
     if not times or not is_most or covered <= ends:
-        return _Claimed([], set())
-    owners = dict.fromkeys(covered, ("",))
-    for node in sorted(unmatched, reverse=True):
-        users = [user for user, _ in graph.users[node]]
-        if node not in owners and users and all(user in owners for user in users):
-            owners[node] = ("",)
+        return [], set()
+    owners: dict[int, _Path] = dict.fromkeys(covered, ("",))
+    _join(graph, set(unmatched), owners)
     nodes = sorted(covered)
     said = (
         f"a block of {_counted(graph, owners, times)} was {what} {times:,} times: "
         f"{_counted_ops(graph, nodes, times)}{_where(graph, nodes)}"
     )
-    return _Claimed([said], set(owners))
+    return [said], set(owners)
 
 
 def _colours(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
