@@ -262,40 +262,19 @@ def _unmatched_leaves(side: Side, labels: Sequence[object]) -> dict[object, list
 
 
 def pair_leaves(matching: Matching) -> None:
-    """Pair the inputs and constants that are left over, equal ones, the nearest first.
+    """Pair the inputs and constants that are left over, equal ones in their order.
 
     A leaf reads nothing, so a pair of equal ones can only make the script shorter.
     """
-    by_ancestors_b: dict[int, list[int]] = {}
+    left: dict[int, deque[int]] = {}
     for y in matching.b.unpaired():
         if not matching.b.operands[y]:
-            by_ancestors_b.setdefault(matching.b.full[y], []).append(y)
-    if not by_ancestors_b:
-        return
-    found = []
+            left.setdefault(matching.b.full[y], deque()).append(y)
     for x in matching.a.unpaired():
-        if matching.a.operands[x]:
-            continue
-        near = _surroundings(matching.a, x, own=True)
-        for y in by_ancestors_b.get(matching.a.full[x], ())[:_MAX_USERS]:
-            shared = near & _surroundings(matching.b, y, own=False)
-            found.append((-len(shared), x, y))
-    found.sort()
-    for _, x, y in found:
-        if matching.is_free(x, y):
-            matching.pair(x, y)
+        waiting = left.get(matching.a.full[x])
+        if waiting and not matching.a.operands[x]:
+            matching.pair(x, waiting.popleft())
     matching.grow(similar=True)
-
-
-def _surroundings(side: Side, leaf: int, *, own: bool) -> set[int]:
-    """Return the pairs two steps away from a leaf, by their number on the first side."""
-    near: set[int] = set()
-    for user, _ in side.users[leaf][:_MAX_USERS]:
-        near.add(user)
-        near.update(side.operands[user])
-        near.update([each for each, _ in side.users[user][:_MAX_USERS]])
-    partner = side.partner
-    return {node if own else partner[node] for node in near if partner[node] >= 0}
 
 
 _MAX_REFINE_PASSES = 4
