@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazygraph import GraphDiff, diff, parse
-from lazygraph.match.seeds import anchored
+from lazygraph.match.grow import anchored
 from tests import hlo_zoo
 from tests.lazygraph.edits import apply_script, script
 

@@ -9,6 +9,7 @@ from lazygraph.match.grow import (
     bridge,
     pair_by_colour,
     pair_equal_ancestors,
+    pair_in_reading_order,
     pair_local_ancestors,
     pair_unique_labels,
 )
@@ -24,7 +25,6 @@ from lazygraph.match.refine import (
     refine,
     script_cost,
 )
-from lazygraph.match.seeds import pair_in_reading_order
 from lazygraph.match.state import UNPAIRED, Matching, Side, blind_labels, numbers
 
 if TYPE_CHECKING:
