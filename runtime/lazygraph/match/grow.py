@@ -567,10 +567,6 @@ def _increasing(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return kept[::-1]
 
 
-# A share of an order that was found in the other one says that they are alike.
-_ALIKE = 0.5
-
-
 def pair_in_reading_order(matching: Matching) -> None:
     """Pair first of all what stands in the same place, read from the first result of each program.
 
@@ -620,19 +616,11 @@ def _reading_order(side: Side) -> list[int]:
 def _aligned(
     matching: Matching, order_a: Sequence[int], order_b: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of nearly a longest common subsequence.
-
-    Where an op was inserted behind every layer, so much reads another op than before that the
-    orders are alike only in what stands there, and not in what that reads.
-    """
+    """Return the pairs of nearly a longest common subsequence."""
     ids: dict[object, int] = {}
-    one = _symbols(matching.a, order_a, ids)
-    two = _symbols(matching.b, order_b, ids)
-    found = anchored(one, two)
-    if len(found) <= _ALIKE * min(len(one), len(two)):
-        one = [matching.a.skeleton[node] for node in order_a]
-        two = [matching.b.skeleton[node] for node in order_b]
-        found = anchored(one, two)
+    found = anchored(
+        _symbols(matching.a, order_a, ids), _symbols(matching.b, order_b, ids)
+    )
     return [(order_a[i], order_b[k]) for i, k in found]
 
 
