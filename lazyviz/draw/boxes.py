@@ -270,15 +270,16 @@ _MAX_WRAPPERS = 3
 def draw_hlo(
     graph: Graph,
     kind: str,
-    inputs: Mapping[int, str] | None = None,
     outputs: Mapping[int, str] | None = None,
     site_text: Callable[[str], str] = str,
 ) -> model.DrawGraph:
     """Return the drawing of a whole program, nothing folded.
 
-    Names of inputs go by their number in the program, those of outputs by their position.
+    Inputs have the names of their holders; `outputs` names outputs by their position.
     """
-    names = _names(graph, inputs or {}, outputs or {})
+    names = {node: graph.holders.get(node, "") for node in graph.numbers}
+    for position, node in enumerate(graph.outputs):
+        names[node] = names.get(node) or (outputs or {}).get(position, "")
     roots = set(graph.outputs)
     # Constants are read all over a program: they are told in words, at their readers.
     drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
@@ -296,20 +297,6 @@ def draw_hlo(
         nodes=sum(bool(box.members) for box in boxes),
         kind=kind,
     )
-
-
-def _names(
-    graph: Graph, inputs: Mapping[int, str], outputs: Mapping[int, str]
-) -> dict[int, str]:
-    names = {
-        node: inputs[number]
-        for node, number in graph.numbers.items()
-        if inputs.get(number)
-    }
-    for position, node in enumerate(graph.outputs):
-        if outputs.get(position):
-            names.setdefault(node, outputs[position])
-    return names
 
 
 def node_box(graph: Graph, node: int, called: str = "") -> model.Box:

@@ -257,7 +257,6 @@ class HloProgram(Program):
         graph: HloGraph,
         form: Form,
         name: str = "",
-        inputs: Mapping[int, str] | None = None,
         outputs: Mapping[int, str] | None = None,
         source: LoweredFrom | None = None,
     ) -> None:
@@ -265,9 +264,7 @@ class HloProgram(Program):
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
-        super().__init__(
-            name or kind, boxes.draw_hlo(graph, kind, inputs, outputs, site_text)
-        )
+        super().__init__(name or kind, boxes.draw_hlo(graph, kind, outputs, site_text))
         self.form = form
         self.graph = graph
 

@@ -396,19 +396,18 @@ def _lowered(
     def lowered(form: Form, text_of: Callable[[], str]) -> Callable[[], Program]:
         def make() -> Program:
             canonical = graph.canonical
-            inputs = {k: names.get(leaf, "") for k, leaf in enumerate(canonical.data)}
+            inputs = [names.get(leaf, "") for leaf in canonical.data]
             outputs = {k: names.get(root, "") for k, root in enumerate(canonical.roots)}
             if form == "optimised":
                 outputs[len(canonical.roots)] = "ready"  # by which the runtime waits
             found = unwrapped(graph_of(text_of()))
-            called = {
-                node: inputs[k] for node, k in found.numbers.items() if k in inputs
-            }
-            found.holders |= {node: name for node, name in called.items() if name}
+            for node, k in found.numbers.items():
+                if k < len(inputs) and inputs[k]:
+                    found.holders[node] = inputs[k]
             if inspection is not None:
                 found.saved = saved_outputs(canonical.roots, inspection)
             title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"
-            return HloProgram(found, form, title, inputs, outputs, source())
+            return HloProgram(found, form, title, outputs, source())
 
         return make
 
