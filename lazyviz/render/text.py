@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cmath
+import math
 from string import ascii_lowercase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -242,13 +244,19 @@ def _written(arg: Any, names: Mapping[Value, str]) -> str:
         return names[arg]
     if isinstance(arg, tuple):
         if _is_number(arg):
-            return _number(*arg)
+            kind, value = arg
+            return literal(kind(value) if isinstance(value, str) else value)
         return f"[{', '.join(_written(part, names) for part in arg)}]"
     shown = repr(arg)
     return "'cpu'" if shown.startswith("device(") else shown
 
 
-def _number(kind: type, value: Any) -> str:
-    number = kind(value) if isinstance(value, str) else value
-    shown = repr(number)
-    return f"float('{shown}')" if shown in {"inf", "-inf", "nan"} else shown
+def literal(plain: Any) -> str:
+    """Return numbers, and lists of them, as Python."""
+    if isinstance(plain, list):
+        return f"[{', '.join(map(literal, plain))}]"
+    if isinstance(plain, complex) and not cmath.isfinite(plain):
+        return f"complex({literal(plain.real)}, {literal(plain.imag)})"
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return f"float('{plain!r}')"
+    return repr(plain)

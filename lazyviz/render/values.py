@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
-import math
 import struct
 import zlib
 from base64 import b64encode
@@ -14,6 +12,7 @@ import numpy as np
 from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part, Table
 from lazyviz.render import html
 from lazyviz.render.html import Fragment, markup
+from lazyviz.render.text import literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,19 +238,9 @@ def as_python(value: Any) -> str:
         'torch.tensor([1, 2], dtype=torch.int64)'
     """
     shape = tuple(value.shape)
-    text = _literal(value.detach().tolist())
+    text = literal(value.detach().tolist())
     made = f"torch.tensor({text}, dtype={value.dtype})"
     return made if value.numel() else f"{made}.reshape({shape})"
-
-
-def _literal(plain: Any) -> str:
-    if isinstance(plain, list):
-        return f"[{', '.join(map(_literal, plain))}]"
-    if isinstance(plain, complex) and not cmath.isfinite(plain):
-        return f"complex({_literal(plain.real)}, {_literal(plain.imag)})"
-    if isinstance(plain, float) and not math.isfinite(plain):
-        return f"float('{plain!r}')"
-    return repr(plain)
 
 
 def shards_table(shards: Sequence[Any], spec: object) -> Doc:
