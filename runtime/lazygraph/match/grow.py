@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
+from operator import ne
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lazygraph.match.state import Numbers, numbers
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazygraph.match.state import Matching, Side
+
+
+# Scopes that name their nodes otherwise on the other side, at most so much of a slot for each.
+_MAX_DISPUTED = 0.01
 
 
 def pair_equal_ancestors(
@@ -52,7 +57,22 @@ def pair_local_ancestors(
         for height, scope in zip(heights_of(matching.a), scopes_a, strict=True)
     ]
     found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
-    _pair_ancestors(matching, found, heights)
+    if _agree(matching, found):
+        _pair_ancestors(matching, found, heights)
+
+
+def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
+    """Return whether pairs read each other, which those of misleading scopes do not.
+
+    Equal ancestors have equally many operands, so that all slots can be laid in one row.
+    """
+    partner = dict(found)
+    slots_a = chain.from_iterable(map(matching.a.operands.__getitem__, partner))
+    slots_b = list(
+        chain.from_iterable(map(matching.b.operands.__getitem__, partner.values()))
+    )
+    disputed: int = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
+    return disputed <= _MAX_DISPUTED * len(found)
 
 
 def _pairs_of_ancestors(
