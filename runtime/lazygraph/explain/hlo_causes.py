@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import nested_diffs
-from lazygraph.graph import CONSTANT, PARAMETER, needed
+from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
@@ -354,7 +354,8 @@ def _edits_of(
 ) -> Iterator[_Edit]:
     a, b = found.a, found.b
     before, now = a.label(x), b.label(y)
-    placed = _placed(a, x), _placed(b, y)
+    is_placed = before.attrs != now.attrs
+    placed = (_placed(a, x), _placed(b, y)) if is_placed else ({}, {})
     for key in sorted({*placed[0], *placed[1]}):
         old, new = (each.get(key, "") for each in placed)
         if all(mesh):  # another mesh is said already
@@ -462,13 +463,12 @@ def _outputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
 
 def _alone(graph: Graph, outputs: Iterable[int], inside: set[int]) -> set[int]:
     """Return what only some outputs need, of the nodes `inside`."""
-    wanted = set(outputs)
-    others = {node for node in graph.outputs if node not in wanted}
-    for node, operands in enumerate(graph.operands):
-        if node not in inside:
-            others.update(operands)
-    own, shared = (needed(graph.operands, ends) for ends in ([*wanted], [*others]))
-    return {node for node in inside if own[node] and not shared[node]}
+    wanted, ends, found = set(outputs), set(graph.outputs), set[int]()
+    for node in sorted(inside, reverse=True):  # readers before what they read
+        readers = {user for user, _ in graph.users[node]}
+        if node in wanted or (readers and node not in ends):
+            found |= {node} if readers <= found else set()
+    return found
 
 
 def _code(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
@@ -571,7 +571,8 @@ def _embedded(found: GraphDiff) -> Iterator[str]:
     said: dict[str, None] = {}
     reads = [(each.a, each.b, each.slot) for each in found.rewired]
     for x, y in found.changed:
-        for user, slot in found.b.users[y][:1]:
+        is_other = found.a.ops[x] != found.b.ops[y]
+        for user, slot in found.b.users[y][:1] if is_other else ():
             partner = found.partner_b[user]
             if partner >= 0 and _operand(found.a, partner, slot) == x:
                 reads.append((partner, user, slot))
