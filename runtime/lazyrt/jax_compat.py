@@ -27,10 +27,10 @@ from jax._src import compiler as _private_compiler
 from jax._src import config as _private_config
 from jax._src import distributed, xla_bridge
 from jax._src import lib as _private_lib
+from jax._src.core import Primitive as Primitive  # noqa: PLC0414 - jax.extend brings Pallas
 from jax._src.interpreters import mlir as _private_mlir
 from jax._src.lax import linalg as _private_linalg
 from jax.experimental import serialize_executable
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 from jaxlib.mlir import ir

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from lazyrt.jax_compat import Primitive
 from lazyrt.lowering.registry import OpContext, lowers
 
 if TYPE_CHECKING:
