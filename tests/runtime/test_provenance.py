@@ -378,3 +378,16 @@ def test_an_op_of_a_librarys_model_knows_the_librarys_line_and_the_users(tmp_pat
     assert backward.provenance.backward.forward.library == tanh.library
     assert nodes(x + 1)[0].provenance.library is None
     assert provenance.module_classes()["0"] == "Block"
+
+
+def test_a_module_that_joins_later_has_its_name_and_one_made_for_a_call_its_class():
+    class Model(nn.Module):
+        def forward(self, x):
+            return nn.ReLU()(self.later(x) if hasattr(self, "later") else x)
+
+    model, x = Model(), torch.ones(2).to(DEVICE)
+    assert [node.provenance.module for node in nodes(model(x))] == ["ReLU"]
+    lazyrt.begin_cell()
+    model.add_module("later", nn.Sequential(nn.Sigmoid()))
+    found = [node.provenance.module for node in nodes(model(x), op="sigmoid")]
+    assert found == ["later.0"]

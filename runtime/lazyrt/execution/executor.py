@@ -372,10 +372,9 @@ def _repeats(plan: Plan) -> tuple[events.Repeat, ...]:
     """Return what of a plan the peeks since the last barrier have computed already."""
     if not pending.peeks:
         return ()
-    inside = set(plan.graph.nodes)
-    counts = Counter(
-        number for node, number in pending.peeked.items() if node in inside
-    )
+    peeked = {node.id: number for node, number in pending.peeked.items()}
+    found = (peeked.get(node.id) for node in plan.graph.nodes)
+    counts = Counter(number for number in found if number is not None)
     return tuple(
         events.Repeat(
             tensor=tensor, site=site, nodes=counts[number], duration_ns=duration
