@@ -619,9 +619,9 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
         except ValueError:  # a thread of torch's own runs nothing but the kernel
             found = _walk(None)
         else:
-            mark: Any = frame.f_trace
+            mark = frame.f_trace
             # A step's first walk goes all the way, to find its anchor.
-            if mark.__class__ is _Mark and mark.epoch == _epoch and live.anchor:
+            if isinstance(mark, _Mark) and mark.epoch == _epoch and live.anchor:
                 found = mark.found
             else:
                 found = _walk(frame)
