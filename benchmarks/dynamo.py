@@ -30,6 +30,7 @@ SUMMARY = "torch.compile: executions, their cost, and speed-ups over models"
 LAYERS = 4
 _PLAIN, _MODEL, _WHOLE, _EAGER = "plain", "model compiled", "step compiled", "CPU eager"
 _OWN = "torch's own part of step compiled"
+_LEAST = "that part without AOTAutograd's forward and backward"
 _GOALS = {_MODEL: 0.6, _WHOLE: 0.3}
 _WARM_UP = 5
 _STAGES = ("five", "three", "one")
@@ -126,12 +127,12 @@ def _check_backend(name: str) -> None:
 def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
     """Return the host's CPU time of a step, plain and compiled, and its goals."""
     import lazyrt
-    from benchmarks.dynamo_run import ReadyGraphs
+    from benchmarks.dynamo_run import ReadyFunctions, ReadyGraphs
 
-    ready = ReadyGraphs()
+    alone = {_OWN: ReadyGraphs(), _LEAST: ReadyFunctions()}
     with lazyrt.config.scoped(barrier_after_optimizer=False):
         ways = {way: _step(way) for way in (_PLAIN, _MODEL, _WHOLE, _EAGER)}
-        ways[_OWN] = _step(_OWN, ready.backend)
+        ways |= {way: _step(way, ready.backend) for way, ready in alone.items()}
         for step in ways.values():
             _turn(step, _WARM_UP)
         gc.collect()
@@ -139,8 +140,8 @@ def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
         for _ in range(rounds):
             for way, step in ways.items():
                 for _ in range(4):
-                    if way == _OWN:  # what the others find in the processor's caches
-                        ready.prepare()
+                    if way in alone:  # what the others find in the processor's caches
+                        alone[way].prepare()
                         _turn(ways[_PLAIN], 1)
                     samples[way] += _turn(step, 1)
     traced = {way: Sample.of([r for r, _ in found]) for way, found in samples.items()}
@@ -150,7 +151,7 @@ def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
             way,
             traced[way].minimum,
             traced[way].median,
-            None if way in {_EAGER, _OWN} else ended[way].minimum,
+            None if way in {_EAGER, *alone} else ended[way].minimum,
             f"{ratio(traced[way], traced[_PLAIN]):.2f}",
         ]
         for way in ways
@@ -425,7 +426,7 @@ def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[
     """Return a training step: zero_grad, forward, backward, update."""
     import torch
 
-    device = "cpu" if way in {_EAGER, _OWN} else "lazyrt"
+    device = "cpu" if way in {_EAGER, _OWN, _LEAST} else "lazyrt"
     model = bert.make_model(layers).to(device)
     model.tie_weights()
     batch = {name: tensor.to(device) for name, tensor in bert.make_batch().items()}
@@ -440,7 +441,11 @@ def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[
         optimizer.step()
         return loss
 
-    return torch.compile(step, backend=backend) if way in {_WHOLE, _OWN} else step
+    return (
+        torch.compile(step, backend=backend)
+        if way not in {_PLAIN, _MODEL, _EAGER}
+        else step
+    )
 
 
 def _turn(step: Callable[[], Any], steps: int) -> list[tuple[float, float]]:

@@ -251,12 +251,17 @@ class ReadyGraphs:
     def _compile(
         self, _role: str, graph: torch.fx.GraphModule
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        code = graph.forward
+        return self._ready(graph.forward)
+
+    def _ready(
+        self, code: Callable[..., Sequence[Any]]
+    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """Return what calls some code once, and then gives what `prepare` has made."""
         examples: list[Any] = []
         ready: list[list[Any]] = []
         self._graphs.append((examples, ready))
 
-        def call(args: list[Any]) -> Sequence[Any]:
+        def call(args: Sequence[Any]) -> Sequence[Any]:
             if ready:
                 return [args[r] if r.__class__ is int else r for r in ready.pop()]
             results: Sequence[Any] = code(*args)
@@ -272,6 +277,49 @@ class ReadyGraphs:
             is_tensor = [isinstance(each, torch.Tensor) for each in examples]
             pairs = zip(examples, is_tensor, strict=True)
             ready.append([torch.empty_like(e) if new else e for e, new in pairs])
+
+
+class ReadyFunctions(ReadyGraphs):
+    """Likewise, with AOTAutograd only where no gradients are asked for.
+
+    Elsewhere a graph is one function of autograd's that saves no tensors, so what a step takes is
+    the least that any backend leaves of torch's own part.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aot: Callable[..., Callable[..., Any]] = self.backend
+        self.backend = self._choose
+
+    def _choose(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        is_wanted = [
+            isinstance(each, torch.Tensor) and each.requires_grad for each in inputs
+        ]
+        if not (torch.is_grad_enabled() and any(is_wanted)):
+            return self._aot(graph, inputs)
+        types = [
+            (tuple(each.shape), each.dtype) if wanted else None
+            for each, wanted in zip(inputs, is_wanted, strict=True)
+        ]
+
+        def gradients() -> list[torch.Tensor | None]:
+            return [type_ and torch.zeros(type_[0], dtype=type_[1]) for type_ in types]
+
+        forward, backward = self._ready(graph.forward), self._ready(gradients)
+
+        class Whole(torch.autograd.Function):
+            @staticmethod
+            def forward(_context: Any, *args: Any) -> Any:
+                return tuple(forward(args))
+
+            @staticmethod
+            def backward(_context: Any, *_grads: Any) -> Any:
+                return tuple(backward(()))
+
+        whole: Callable[..., Any] = Whole.apply
+        return whole
 
 
 def waiting_ms(step: Step, steps: int) -> float:
