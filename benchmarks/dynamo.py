@@ -29,6 +29,7 @@ SUMMARY = "torch.compile: executions, their cost, and speed-ups over models"
 
 LAYERS = 4
 _PLAIN, _MODEL, _WHOLE, _EAGER = "plain", "model compiled", "step compiled", "CPU eager"
+_TRACED = "step compiled, backward traced"  # what `trace_autograd_ops` and a detached loss bring
 _OWN = "torch's own part of step compiled"
 _LEAST = "that part without AOTAutograd's forward and backward"
 _GOALS = {_MODEL: 0.6, _WHOLE: 0.3}
@@ -126,15 +127,18 @@ def _check_backend(name: str) -> None:
 
 def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
     """Return the host's CPU time of a step, plain and compiled, and its goals."""
+    import torch._dynamo
+
     import lazyrt
     from benchmarks.dynamo_run import ReadyFunctions, ReadyGraphs
 
     alone = {_OWN: ReadyGraphs(), _LEAST: ReadyFunctions()}
     with lazyrt.config.scoped(barrier_after_optimizer=False):
-        ways = {way: _step(way) for way in (_PLAIN, _MODEL, _WHOLE, _EAGER)}
+        ways = {way: _step(way) for way in (_PLAIN, _MODEL, _WHOLE, _TRACED, _EAGER)}
         ways |= {way: _step(way, ready.backend) for way, ready in alone.items()}
-        for step in ways.values():
-            _turn(step, _WARM_UP)
+        for way, step in ways.items():
+            with torch._dynamo.config.patch(trace_autograd_ops=way == _TRACED):  # noqa: SLF001 - it has no other name
+                _turn(step, _WARM_UP)
         gc.collect()
         samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for _ in range(rounds):
@@ -441,11 +445,17 @@ def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[
         optimizer.step()
         return loss
 
-    return (
-        torch.compile(step, backend=backend)
-        if way not in {_PLAIN, _MODEL, _EAGER}
-        else step
-    )
+    def traced() -> Any:  # code of its own: TorchDynamo would find the other's graphs
+        optimizer.zero_grad(set_to_none=True)
+        loss = called(**batch).loss
+        loss.backward()
+        loss = loss.detach()
+        optimizer.step()
+        return loss
+
+    if way in {_PLAIN, _MODEL, _EAGER}:
+        return step
+    return torch.compile(traced if way == _TRACED else step, backend=backend)
 
 
 def _turn(step: Callable[[], Any], steps: int) -> list[tuple[float, float]]:
