@@ -1,5 +1,6 @@
 """A loop ends at the first step whose loss or weights are not finite, and the step is still there."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import Mock
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.lazy_only("is about whole steps")
 def clean(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
     monkeypatch.setattr(finite_check, "_PAUSE_NS", 0)  # each step is asked
-    monkeypatch.setattr(finite_check, "_EACH", 0)
+    monkeypatch.setattr(finite_check, "_SHARE", 0)
     monkeypatch.setattr(kept_steps, "_MIN_TIMES", 0)  # steps are counted
     lazyrt.mark_step()
     lazyrt.clear_caches()
@@ -479,15 +480,19 @@ def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
     assert asked == [9, 9]
 
 
-def test_each_of_the_first_hundred_steps_is_asked(monkeypatch):
+def test_the_longer_a_loop_the_fewer_of_its_steps_are_asked(monkeypatch):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(finite_check, "_EACH", 100)
+    monkeypatch.setattr(finite_check, "_SHARE", 4)
     counting = Mock(side_effect=finite_check._are_finite)
     monkeypatch.setattr(finite_check, "_are_finite", counting)
     lazyrt.config.stop_at_nan = True
-    list(small_training(6, root_and_bias))
+    counts = [counting.call_count for _ in small_training(40, root_and_bias)]
 
-    assert counting.call_count >= 6
+    asked = [k for k, n in enumerate(counts[1:]) if n > counts[k]]
+    waited = [later - step for step, later in itertools.pairwise(asked)]
+    assert waited[:4] == [1] * 4
+    assert waited == sorted(waited)
+    assert max(waited) > 5
 
 
 @pytest.mark.parametrize("bad_at", [1, 2, 3, 4, 6, 7])

@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
-# Asking takes half a millisecond, so it takes half a percent; a loop that ends this much later ends at once.
-_PAUSE_NS = 100_000_000
-# So many steps are each asked, from where the setting was set: a short loop has no later one.
-_EACH = 100
+# With the wait for its answer asking takes a millisecond, so it takes half a percent.
+_PAUSE_NS = 200_000_000
+# From where the setting was set, a step is asked once there are an eighth more: a short loop has no later one.
+_SHARE = 8
 _since = 0
-_asked_ns = 0
+_asked, _asked_ns = 0, 0
 # The losses of steps that were not asked, kept until one is, and the latest of these steps.
 _losses: list[tuple[KeptStep, Value, Buffer]] = []
 _unasked: tuple[Plan, KeptStep] | None = None
-# What backward passes of the pending step began with, and the numbers that it was made of.
-_differentiated: set[Value] = set()
+# What backward passes of the pending step began with.
+_differentiated: list[Value] = []
 
 
 @jax.jit
@@ -85,17 +85,13 @@ def _is_finite(array: Array) -> bool:
 def _note_losses(outputs: Sequence[torch.Tensor]) -> None:
     """Note what a backward pass begins with; look at what a step before has made of that."""
     with lock:
-        bases = [state.base for output in outputs for state in states_of(output)]
-        stack = [base.value for base in bases if base.value is not None]
-        while stack:
-            value = stack.pop()
-            if value not in _differentiated:
-                _differentiated.add(value)
-                args = () if value.node is None else iter_values(value.node.args)
-                stack += [each for each in args if all(n == 1 for n in each.shape)]
-        for base in bases:
-            if isinstance(base.data, jax.Array) and base.data.size == 1:
-                _look(base, is_loss=True)
+        for output in outputs:
+            for state in states_of(output):
+                base = state.base
+                if base.value is not None:
+                    _differentiated.append(base.value)
+                if isinstance(base.data, jax.Array) and base.data.size == 1:
+                    _look(base, is_loss=True)
 
 
 def _look(base: Buffer, *, is_loss: bool = False) -> None:
@@ -122,7 +118,7 @@ def watch(
 
     Weights stay what they are, so a step whose inputs are kept can be asked with a later one.
     """
-    global _asked_ns, _unasked
+    global _asked, _asked_ns, _unasked
     step = pending.number - 1
     if not plan.watched:
         plan.watched.extend(_watched(plan, step))
@@ -130,7 +126,8 @@ def watch(
     losses, weight, gradients, every = plan.watched
     if kept is not None:
         kept.watched, kept.updates = every, updates_of(step)
-        soon = step - _since >= _EACH and time.monotonic_ns() - _asked_ns < _PAUSE_NS
+        soon = (step - _asked) * _SHARE < step - _since
+        soon = soon and time.monotonic_ns() - _asked_ns < _PAUSE_NS
         if weight and soon and not kept.is_first:
             _unasked = plan, kept
             _keep_losses(results, live, kept, losses)
@@ -139,7 +136,7 @@ def watch(
         return
     asked = every if kept is not None and kept.is_first else losses | weight | gradients
     if weight:
-        _asked_ns, _unasked = time.monotonic_ns(), None
+        _asked, _asked_ns, _unasked = step, time.monotonic_ns(), None
     judge = _judge(plan, step, asked, kept)
     found = _are_finite([results[slot] for slot in asked.values()])
     deferred_asserts.watch(step, found, judge)
@@ -303,12 +300,20 @@ def _watched(plan: Plan, step: int) -> list[dict[Value, int]]:
     instead of weights.
     """
     trained, gradients = _trained(step)
+    differentiated = set(_differentiated)
+    stack = _differentiated.copy()
+    while stack:  # a loss, and the numbers that it is made of
+        value = stack.pop()
+        args = () if value.node is None else iter_values(value.node.args)
+        numbers = [each for each in args if all(n == 1 for n in each.shape)]
+        stack += [each for each in numbers if each not in differentiated]
+        differentiated.update(numbers)
     losses: dict[Value, int] = {}
     others: dict[Value, int] = {}
     for slot, rank in enumerate(plan.order):
         value = plan.graph.roots[rank]
         if value.dtype.is_floating_point or value.dtype.is_complex:
-            if value in _differentiated:
+            if value in differentiated:
                 losses[value] = slot
             elif slot in (trained or gradients):
                 others[value] = slot
