@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -165,13 +166,20 @@ class Extension:
                     tracebacks.let_go(each, runtime.stand_in)
 
     def _publish(self, strip: Any) -> None:
+        shown = {"display_id": f"lazyviz-{uuid.uuid4().hex}"} if strip.running else {}
+        self._draw(strip, transient=shown)
+        if shown and getattr(self._shell, "kernel", None) is not None:
+            again = partial(self._draw, transient=shown, update=True)
+            self.session.tell_end(strip, again)
+        if strip.barriers:
+            self._wake_page()
+
+    def _draw(self, strip: Any, **how: Any) -> None:
         data = {"text/plain": strip.text()}
         if displayed.wants_html(self._shell):
             with _logged("the drawing of a strip"):
                 data["text/html"] = strip.to_html()
-        self._shell.display_pub.publish(data, metadata={})
-        if strip.barriers:
-            self._wake_page()
+        self._shell.display_pub.publish(data, metadata={}, **how)
 
     def _wake_page(self) -> None:
         """Let strips and the heat maps of this session answer, from the first one on."""

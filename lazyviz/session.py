@@ -20,7 +20,7 @@ from lazyviz.shell.progress import Progress
 from lazyviz.shell.tracebacks import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -122,6 +122,7 @@ class Session:
         self._intake: Intake | None = None
         self._hooks: list[Any] = []
         self._running: _RunningCell | None = None
+        self._latest: Tally | None = None
         self._pending_ids: frozenset[int] = frozenset()
         self._shown_fingerprint = ""
         self._told_waiting: set[int] = set()
@@ -251,6 +252,7 @@ class Session:
         intake.pulse.end()
         ended_ns = time.perf_counter_ns()
         cell, self._running = self._running, None
+        self._latest = cell.tally if cell is not None else None
         self.progress.end_cell()
         # What ends from now on still counts as the cell's, but for its time.
         intake.settle()
@@ -288,6 +290,29 @@ class Session:
             )
         )
         return strip
+
+    def tell_end(self, strip: Strip, tell: Callable[[Strip], object]) -> None:
+        """Hand over a strip again once the device has run what its cell has begun."""
+        intake, tally, record = self._intake, self._latest, self.cells[-1]
+        if intake is None or tally is None:
+            return
+
+        def ended() -> None:
+            done = tally.strip()
+            again = dataclasses.replace(
+                strip, running=done.running, execute_ns=done.execute_ns
+            )
+            if record in self.cells:
+                kept = dataclasses.replace(again, graph=None, breaks=(), curves=None)
+                place = self.cells.index(record)
+                self.cells[place] = dataclasses.replace(record, strip=kept)
+            tell(again)
+
+        with intake.lock:
+            if tally.running:
+                tally.ended = ended
+            else:
+                ended()
 
     def _has_touched(self, cell: _RunningCell) -> bool:
         """Return whether a cell did anything on the device; its events have been added up."""

@@ -22,7 +22,7 @@ from lazyviz.inspection.programs import HloProgram, IrProgram, LoweredFrom
 from lazyviz.inspection.protocol import FORM_NAMES, Subject
 from lazyviz.render import text
 from lazyviz.shell.lazytensors import be_library, is_lazy
-from lazyviz.timing.compile_time import record_of_step
+from lazyviz.timing.compile_time import latest_step, record_of_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -130,10 +130,10 @@ def step_number(runtime: ModuleType, name: int | str) -> int:
         HloError: There is no graph of that name.
     """
     if name == LAST:
-        ran = [record.last_step for record in runtime.compiled_graphs()]
-        if not ran:
+        latest = latest_step(runtime)
+        if latest is None:
             raise NothingToShow(_NOTHING_YET)
-        return int(max(ran))
+        return latest
     if isinstance(name, int) or name.isdecimal():
         return int(name)
     record = _compiled(runtime, name)

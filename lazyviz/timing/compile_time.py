@@ -239,6 +239,13 @@ def of_step(runtime: ModuleType, step: int) -> Doc:
     return _shares(head, ops, None if record.from_disk else record.compile_ns)
 
 
+def latest_step(runtime: ModuleType) -> int | None:
+    """Return the number of the last step that ran something, and was not taken back."""
+    known = ((each.last_step, each) for each in runtime.compiled_graphs())
+    ran = (step for step, each in known if runtime.graph_of_step(step) is each)
+    return max(ran, default=None)
+
+
 def record_of_step(runtime: ModuleType, step: int) -> Any:
     """Return the record of the graph that a step ran.
 
@@ -248,7 +255,7 @@ def record_of_step(runtime: ModuleType, step: int) -> Any:
     record = runtime.graph_of_step(step)
     if record is not None:
         return record
-    latest = max((each.last_step for each in runtime.compiled_graphs()), default=None)
+    latest = latest_step(runtime)
     why = (
         "it ran nothing, or is more than a thousand steps ago. `%lazy step` lists the last "
         "steps."

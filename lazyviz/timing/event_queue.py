@@ -190,6 +190,7 @@ class Intake:
         steps: Rows of steps; `settle()` before reading.
         pulse: Samples the cell's thread.
         shows: Whether a tensor's text is asked for by a display of ours, and not printed.
+        late: What cells have done of which the device still runs a part, the earliest first.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -204,6 +205,7 @@ class Intake:
             for kind, take in table.items():
                 self._takes[kind].append(take)
         self.shows = False
+        self.late: deque[Tally] = deque()
         self._progress = progress
         self._notes: deque[tuple[Any, int, Cell | None, int]] = deque()
         self._settling = False
@@ -218,7 +220,7 @@ class Intake:
             return
         cell, thread = self.cell, threading.get_ident()
         self._notes.append((event, now, cell, thread))
-        if len(self._notes) >= _MANY:
+        if len(self._notes) >= _MANY or (self.late and kind == "ExecuteFinished"):
             self.settle()
         if kind == "BarrierFinished":
             # What the program does before its next op is not tracing.
@@ -235,9 +237,13 @@ class Intake:
         self.pulse.begin()
 
     def end_cell(self) -> None:
-        """What happens from now on belongs to no cell; all before is added up."""
-        self.cell = None
-        self.settle()
+        """What happens from now on belongs to no cell, but for the ends of what it has begun."""
+        with self.lock:
+            cell, self.cell = self.cell, None
+            self.settle()
+            tally = cell.tally if cell is not None else None
+            if tally is not None and tally.running:
+                self.late.append(tally)
 
     def _shown(self, kind: str, event: Any) -> bool:
         if kind.endswith("Progress"):
@@ -259,7 +265,11 @@ class Intake:
     def _add(self, event: Any, now: int, cell: Cell | None, thread: int) -> None:
         number = None
         try:
-            if cell is not None and cell.tally is not None:
+            if self.late and isinstance(event, events.ExecuteFinished):
+                self.late[0].add(event, now, thread)
+                if not self.late[0].running:
+                    self.late.popleft().ended()
+            elif cell is not None and cell.tally is not None:
                 number = cell.number
                 cell.tally.add(event, now, thread)
             came = Arrival(event, now, number)

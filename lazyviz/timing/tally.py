@@ -87,6 +87,7 @@ class Tally:
         own_ns: What listening took from the cell's own thread.
         largest: Ops and number of the largest step that ran, the latest of equal ones.
         new_steps: Steps whose graph had no executable in memory.
+        ended: Called where the device ends what the cell has begun after the cell's end.
     """
 
     seen: int = 0
@@ -120,6 +121,7 @@ class Tally:
     reasons: dict[str, None] = field(default_factory=dict)
     new_steps: list[int] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
+    ended: Callable[[], object] = lambda: None
     # End of a read's barrier or computation: until the value is copied, the host waits.
     _awaited_since: int | None = None
     _lowered: deque[Piece] = field(default_factory=lambda: deque(maxlen=_MAX_LOWERED))

@@ -289,10 +289,12 @@ def test_nan_without_a_name_is_that_of_the_step_that_ended_the_loop(lab):
         )
         run(lab, "lazyrt.wait()")
         shown = printed(lab, "%lazy nan")
+        last = printed(lab, "%lazy nan last")
     finally:
         run(lab, "%lazy nan off")
 
     assert "aten.log.default" in shown
+    assert last == shown
 
 
 def test_looking_is_no_read_that_is_too_frequent(lab):

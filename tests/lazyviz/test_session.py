@@ -70,6 +70,23 @@ def test_executions_under_way_are_waited_for_a_moment_only(session, fake):
     assert strip.running == 1
 
 
+def test_a_strip_is_told_again_once_the_device_has_run_it(session, fake):
+    told = []
+    for number in (1, 2):
+        session.start_cell(number)
+        fake.act(fakes.started())
+        session.tell_end(session.finish_cell(None), told.append)
+    session.start_cell(3)
+    fake.act(fakes.started(), fakes.finished(duration_ns=5))
+
+    assert [(strip.running, strip.execute_ns) for strip in told] == [(0, 5)]
+    assert [cell.strip.running for cell in session.cells] == [0, 1]
+
+    fake.act(fakes.finished(duration_ns=6), fakes.finished(duration_ns=7))
+    assert [strip.execute_ns for strip in told] == [5, 6]
+    assert session.finish_cell(None).execute_ns == 7
+
+
 def test_an_execution_that_ends_in_that_moment_counts(session, fake):
     session.start_cell(1)
     fake.running = 1

@@ -359,13 +359,14 @@ def test_a_bad_gradient_that_is_accumulated_leads_to_the_step_that_made_it():
                 optimizer.step()
                 optimizer.zero_grad()
             lazyrt.mark_step()
+            ran.append(max(graph.last_step for graph in lazyrt.compiled_graphs()))
         lazyrt.wait()
 
+    ran: list[int] = []
     with pytest.raises(NotFiniteError) as caught:
         train()
 
-    last = max(record.last_step for record in lazyrt.compiled_graphs())
-    assert str(caught.value).startswith(f"step {last - 2} gave weight.grad that is")
+    assert str(caught.value).startswith(f"step {ran[5]} gave weight.grad that is")
     assert weight.isfinite().all()
 
 
@@ -526,15 +527,13 @@ def test_a_bad_loss_of_a_step_that_was_not_asked_is_found_though_weights_are_fin
         return found
 
     (table,) = {id(t): t for t in small_training(5, loss, at=2)}.values()
+    # Each turn has a barrier after its optimizer, and one of its own.
+    bad = max(record.last_step for record in lazyrt.compiled_graphs()) - 2 * 2
     with pytest.raises(
         NotFiniteError, match=r"gave losses.* that is not finite"
     ) as caught:
         lazyrt.wait()
 
-    last = max(record.last_step for record in lazyrt.compiled_graphs())
-    bad = (
-        last - 2 * 2
-    )  # each turn has a barrier after its optimizer, and one of its own
     assert str(caught.value).startswith(f"step {bad} gave")
     assert "It begins with 2 -Inf in aten.log.default" in str(caught.value)
     assert table.isfinite().all()
@@ -565,3 +564,16 @@ def test_a_loss_that_is_overwritten_before_the_next_question_counts_as_it_was(
 
     assert found[:2] == expected[:2]
     torch.testing.assert_close(found[2], expected[2], rtol=0, atol=0)
+
+
+def test_steps_that_were_taken_back_are_not_the_last():
+    lazyrt.config.stop_at_nan = True
+
+    with pytest.raises(NotFiniteError, match=r"step (\d+) gave") as caught:
+        list(training(5, bad_at=3))
+
+    bad = int(str(caught.value).split()[1])
+    ran = {graph.last_step for graph in lazyrt.compiled_graphs()}
+    assert lazyrt.graph_of_step(bad) is not None
+    assert lazyrt.graph_of_step(bad + 1) is None
+    assert max(ran) == bad

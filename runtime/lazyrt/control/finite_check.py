@@ -26,7 +26,7 @@ from lazyrt.errors import LazyRuntimeError, NotFiniteError, OutOfMemoryError
 from lazyrt.execution import copy_on_donate, deferred_asserts, kept_steps, replicas
 from lazyrt.execution.executor import watch_results
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.graph_registry import Run
+from lazyrt.execution.graph_registry import Run, graph_registry
 from lazyrt.execution.inspection import find_not_finite
 from lazyrt.frontend.buffers import states_of
 from lazyrt.frontend.torch_compat import is_lazy, on_backward
@@ -220,6 +220,7 @@ def _error(
             later = kept_steps.keep_from(first)
             undone = [done for each in later for done in each.updates]
             go_back(later, undone, f"config.stop_at_nan, after step {number},")
+            graph_registry.take_back(first.number)
             for each in later[:-1]:
                 each.release()
             return NotFiniteError(

@@ -255,6 +255,13 @@ class GraphRegistry:
         if len(self._of_step) > _MAX_STEPS:
             self._of_step.popitem(last=False)
 
+    def take_back(self, after: int) -> None:
+        """Forget which graphs the steps after one ran: they were taken back."""
+        for step in [step for step in self._of_step if step > after]:
+            record = self._of_step.pop(step)
+            left = (k for k, each in self._of_step.items() if each is record)
+            record.last_step = max(left, default=record.first_step)
+
     @contextlib.contextmanager
     def compiling(self, text_key: str, record: CompiledGraph) -> Iterator[None]:
         """Take in the cost of a compile in the block, and list the record if it succeeds."""
