@@ -211,7 +211,8 @@ def _environment(facts: Facts) -> Part:
     shown = Table(["what", "version or value"], [(n, _clip(v)) for n, v in rows])
     if facts.runtime is None:
         return shown
-    return Doc([shown, Heading("Settings"), Code(facts.runtime.config.table())])
+    settings = Table(["setting", "value", "set by"], facts.runtime.config.rows())
+    return Doc([shown, Heading("Settings"), settings])
 
 
 def _cells(facts: Facts) -> Part:

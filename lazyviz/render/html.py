@@ -68,13 +68,14 @@ class Fragment(str):
 def image(picture: str, what: str, max_width: str = "") -> str:
     """Return a drawing as an image in a line of text.
 
-    One that is to fit its place is shrunk by a quarter at most: smaller letters cannot be read.
+    One with letters that is to fit its place is shrunk by a quarter at most: smaller ones cannot be read.
     """
     data = b64encode(picture.encode()).decode()
     style = "display:inline;margin:0;vertical-align:middle"
     if max_width:
         style += f";max-width:{max_width}"
-    if max_width == "100%" and (width := _SVG_WIDTH.search(picture)):
+    width = _SVG_WIDTH.search(picture) if "<text" in picture else None
+    if max_width == "100%" and width is not None:
         style += f";min-width:{int(width[1]) * 3 // 4}px"
     return (
         f'<img alt="{markup(what)}" style="{style}" '

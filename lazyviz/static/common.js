@@ -42,7 +42,7 @@ function tellValue(e) {
   const row = part(e.clientY, at.top, at.height, rows), column = part(e.clientX, at.left, at.width, columns);
   const value = numbers.getFloat32(4 * (row * columns + column), true);
   const about = map.dataset.exact === "1" ? "" : "about here: ";
-  map.title = `${about}[${row}, ${column}] ${Number(value.toPrecision(4))}`;
+  map.title = `${about}[${row}, ${column}] ${String(Number(value.toPrecision(4))).replace("inity", "")}`;
 }
 
 // A front end's own keys stay out of a view, where `r` would make a raw cell of the view's. Of some keys it asks what has the
