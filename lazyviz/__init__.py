@@ -118,8 +118,8 @@ def stop_at_nan(*, on: bool = True) -> None:
 
     `lazyrt.errors.NotFiniteError` names the op in which it begins, its line and its operands; weights are
     as before that step, whose values can be explored. It comes with a read of what the step has made, with
-    `wait()`, or at a barrier a tenth of a second later; for weights that reach no loss, such as a row of an
-    embedding, a window of a hundred steps or more later. A step that `GradScaler` leaves out ends none.
+    `wait()`, or at a barrier a fifth of a second later; for weights that reach no loss, such as a row of an
+    embedding, a window of 200 steps later. A step that `GradScaler` leaves out ends none.
     Steps run again for the weights of before; graphs and executables stay as they are.
 
     Args:

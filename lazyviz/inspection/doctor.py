@@ -48,7 +48,7 @@ _COSTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda kept: kept not in {"off", 0},
         "inputs that a step overwrites are copied first",
     ),
-    "stop_at_nan": (bool, "one step in a hundred copies what it overwrites"),
+    "stop_at_nan": (bool, "one step in 200 copies what it overwrites"),
     "check_hits": (bool, "each cache hit compares two graphs"),
     "deferred_checks": (lambda on: not on, "a check of values breaks the graph"),
     "cache_dir": (

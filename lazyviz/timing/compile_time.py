@@ -256,16 +256,9 @@ def record_of_step(runtime: ModuleType, step: int) -> Any:
     if record is not None:
         return record
     latest = latest_step(runtime)
-    why = (
-        "it ran nothing, or is more than a thousand steps ago. `%lazy step` lists the last "
-        "steps."
-    )
-    if latest is None:
-        why = "no step has run yet. Run the cell that trains first."
-    elif step > latest:
-        why = (
-            f"the latest that ran is step {latest}. `%lazy step` lists the last steps."
-        )
+    why = "no step has run yet. Run the cell that trains first."
+    if latest is not None:
+        why = f"the latest that ran is step {latest}. `%lazy step` lists the last thousand."
     raise HloError(f"there is no graph of step {step}: {why}")
 
 

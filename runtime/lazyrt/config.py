@@ -138,9 +138,9 @@ class Config(Readable):
         keep_values_bytes: How many bytes all that is kept so may take. The earliest steps give way;
             a step with more inputs is not kept. Environment: LAZYRT_KEEP_VALUES_BYTES.
         stop_at_nan: Whether a step whose loss or weights are not finite ends in NotFiniteError, and
-            tensors are as before it. The first hundred steps are each asked of losses and a weight, later
-            ones ten times a second, and the next barrier, read or wait raises; all weights are asked
-            once in a window of a hundred steps or more, whose first step copies its inputs.
+            tensors are as before it. Steps are asked of losses and a weight, the fewer the longer a
+            loop lasts, five times a second at least; the next barrier, read or wait raises. All weights are
+            asked once in a window of 200 steps, whose first step copies its inputs.
             Environment: LAZYRT_STOP_AT_NAN.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.

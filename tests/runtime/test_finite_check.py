@@ -24,7 +24,6 @@ def clean(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
     monkeypatch.setattr(finite_check, "_PAUSE_NS", 0)  # each step is asked
     monkeypatch.setattr(finite_check, "_SHARE", 0)
-    monkeypatch.setattr(kept_steps, "_MIN_TIMES", 0)  # steps are counted
     lazyrt.mark_step()
     lazyrt.clear_caches()
     lazyrt.reset_counters()
@@ -165,7 +164,7 @@ def noisy_training(steps, bad_at, *, waits=True):
 def test_what_a_step_has_overwritten_is_made_again_from_steps_before(
     bad_at, monkeypatch
 ):
-    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_STEPS", 4)
     expected = noisy_training(bad_at, bad_at=None)
     lazyrt.config.stop_at_nan = True
 
@@ -175,35 +174,27 @@ def test_what_a_step_has_overwritten_is_made_again_from_steps_before(
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_one_step_in_a_hundred_copies_what_it_overwrites():
+def test_one_step_in_two_hundred_copies_what_it_overwrites():
     lazyrt.config.stop_at_nan = True
-    copied = [kept_steps.kept_values().copied_bytes for _ in training(205)]
+    copied = [kept_steps.kept_values().copied_bytes for _ in training(405)]
 
-    assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 101, 201]
+    assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 201, 401]
 
 
-def test_a_window_lasts_many_times_as_long_as_its_copies_which_are_one_execution_later(
-    monkeypatch,
-):
-    now, at_once = [0], []
+def test_a_window_that_follows_another_makes_its_copies_by_one_execution(monkeypatch):
+    at_once = []
     separate = copy_on_donate.separate
 
     def copies(positions, **how):
-        now[0] += 1
         at_once.append(how["at_once"])
         separate(positions, **how)
 
-    clock = SimpleNamespace(monotonic_ns=lambda: now[0])
-    monkeypatch.setattr(kept_steps, "time", clock)
     monkeypatch.setattr(copy_on_donate, "separate", copies)
-    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
-    monkeypatch.setattr(kept_steps, "_MIN_TIMES", 10)
-    monkeypatch.setattr(kept_steps, "_copying_ns", {})
+    monkeypatch.setattr(kept_steps, "_STEPS", 4)
     lazyrt.config.stop_at_nan = True
-    copied = [kept_steps.kept_values().copied_bytes for _ in training(25)]
+    list(training(10))
 
-    assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 11, 21]
-    assert [k for k, is_one in enumerate(at_once) if is_one] == [10, 20]
+    assert [k for k, is_one in enumerate(at_once) if is_one] == [4, 8]
 
 
 def test_steps_that_ranks_run_together_keep_all_their_inputs(monkeypatch):
@@ -237,7 +228,7 @@ def root_and_bias(rows, bias):
 def test_a_step_is_asked_of_its_loss_and_smallest_weight_and_a_window_of_all(
     monkeypatch,
 ):
-    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_STEPS", 4)
     asked: list[int] = []
     are_finite = finite_check._are_finite
 
@@ -264,7 +255,7 @@ def test_what_is_not_finite_in_a_large_weight_is_seen(bad):
 
 
 def test_a_row_that_no_later_batch_reads_ends_the_loop_with_the_window(monkeypatch):
-    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 6)
+    monkeypatch.setattr(kept_steps, "_STEPS", 6)
     lazyrt.config.stop_at_nan = True
     seen: list[Any] = []
 
@@ -466,7 +457,7 @@ NEVER = 10**18
 
 def test_between_two_questions_steps_are_asked_of_nothing(monkeypatch):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(kept_steps, "_MIN_STEPS", 4)
+    monkeypatch.setattr(kept_steps, "_STEPS", 4)
     asked: list[int] = []
     are_finite = finite_check._are_finite
 
@@ -502,7 +493,7 @@ def test_a_step_that_was_not_asked_is_found_by_the_next_question_or_wait(
     bad_at, most, monkeypatch
 ):
     monkeypatch.setattr(finite_check, "_PAUSE_NS", NEVER)
-    monkeypatch.setattr(kept_steps, "_MIN_STEPS", most)
+    monkeypatch.setattr(kept_steps, "_STEPS", most)
     expected = noisy_training(bad_at, bad_at=None)
     lazyrt.config.stop_at_nan = True
 

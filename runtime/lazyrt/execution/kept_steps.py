@@ -12,12 +12,10 @@ Everything here is called with the runtime's lock held.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.readable import plural, size_text
-from lazyrt import jax_compat
 from lazyrt.config import config, follow
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import copy_on_donate, replicas
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
     Source = tuple[int, int]  # number of a step, and of one of its results
     Updates = Sequence[tuple[weakref.ref[torch.optim.Optimizer], int]]
 
-# A window lasts so many steps, and so many times as long as the copies of its first one took.
-_MIN_STEPS, _MIN_TIMES = 100, 200
+# Its first step copies what it overwrites, which is no more than what each step writes: half a percent.
+_STEPS = 200
 
 
 class _Arrays:
@@ -223,7 +221,6 @@ class Window:
         keepers: What they keep, by the identity of its data.
         nbytes: The size of that.
         graphs: Fingerprints of what its steps run.
-        copying_ns: What the copies of its first step take.
     """
 
     def __init__(self) -> None:
@@ -231,17 +228,11 @@ class Window:
         self.steps: dict[int, KeptStep] = {}
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
-        self.copying_ns = 0
-        self.began_ns = time.monotonic_ns()
 
     @property
     def is_over(self) -> bool:
         """Whether the next step begins another one."""
-        if are_whole():
-            return True
-        if len(self.steps) < _MIN_STEPS:
-            return False
-        return time.monotonic_ns() - self.began_ns >= _MIN_TIMES * self.copying_ns
+        return are_whole() or len(self.steps) >= _STEPS
 
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
@@ -297,8 +288,6 @@ class KeptValues(NamedTuple):
 
 _windows: deque[Window] = deque()
 _left_out: tuple[int, int] | None = None
-# Of graphs that windows began with.
-_copying_ns: dict[str, int] = {}
 
 
 def keep(
@@ -345,27 +334,13 @@ def keep(
 def separate(donated: Sequence[int]) -> None:
     """Copy what the pending step, which `keep` has seen, gives away and others have, too.
 
-    The first window of a graph has its copies made one by one, and timed with nothing else running.
-    Where there is a second, one execution for all of them is worth an executable.
+    One execution makes all copies at the beginning of a window, from the second one on: then it is worth an executable.
 
     Args:
         donated: Positions of the inputs that it gives away.
     """
-    window = _windows[-1] if _windows else None
-    begins = window is not None and [*window.steps] == [pending.number]
-    if window is None or not begins or are_whole():
-        copy_on_donate.separate(donated, at_once=are_whole())
-        return
-    (graph,) = window.graphs
-    is_known = graph in _copying_ns
-    arrays = [] if is_known else [pending.inputs[position] for position in donated]
-    jax_compat.block(arrays)
-    began = time.monotonic_ns()
-    copy_on_donate.separate(donated, at_once=is_known)
-    if not is_known:
-        jax_compat.block([keeper.data for keeper in window.keepers.values()])
-        _copying_ns[graph] = time.monotonic_ns() - began
-    window.copying_ns = _copying_ns[graph]
+    is_next = len(_windows) > 1 and [*_windows[-1].steps] == [pending.number]
+    copy_on_donate.separate(donated, at_once=is_next or are_whole())
 
 
 def _steps() -> list[KeptStep]:
