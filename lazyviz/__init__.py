@@ -120,7 +120,8 @@ def stop_at_nan(*, on: bool = True) -> None:
     as before that step, whose values can be explored. It comes with a read of what the step has made, with
     `wait()`, or at a barrier a fifth of a second later; for weights that reach no loss, such as a row of an
     embedding, a window of 200 steps later. A step that `GradScaler` leaves out ends none.
-    Steps run again for the weights of before; graphs and executables stay as they are.
+    The longer a loop the fewer of its steps are asked, five times a second at least; one in 200 copies
+    its inputs. Steps run again for the weights of before; graphs and executables stay as they are.
 
     Args:
         on: False lets steps run again whatever they compute.

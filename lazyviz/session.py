@@ -50,7 +50,7 @@ _MIN_WAITING = 10
 _MANY_PENDING = 1_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CellRecord:
     """What one cell did on the lazy device.
 
@@ -294,24 +294,18 @@ class Session:
     def tell_end(self, strip: Strip, tell: Callable[[Strip], object]) -> None:
         """Hand over a strip again once the device has run what its cell has begun."""
         intake, tally, record = self._intake, self._latest, self.cells[-1]
-        if intake is None or tally is None:
-            return
+        assert intake is not None and tally is not None  # the cell has a strip
 
         def ended() -> None:
-            done = tally.strip()
-            again = dataclasses.replace(
-                strip, running=done.running, execute_ns=done.execute_ns
+            again = dataclasses.replace(strip, running=0, execute_ns=tally.execute_ns)
+            record.strip = dataclasses.replace(
+                again, graph=None, breaks=(), curves=None
             )
-            if record in self.cells:
-                kept = dataclasses.replace(again, graph=None, breaks=(), curves=None)
-                place = self.cells.index(record)
-                self.cells[place] = dataclasses.replace(record, strip=kept)
             tell(again)
 
         with intake.lock:
-            if tally.running:
-                tally.ended = ended
-            else:
+            tally.ended = ended
+            if not tally.running:
                 ended()
 
     def _has_touched(self, cell: _RunningCell) -> bool:

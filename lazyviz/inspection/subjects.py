@@ -130,8 +130,7 @@ def step_number(runtime: ModuleType, name: int | str) -> int:
         HloError: There is no graph of that name.
     """
     if name == LAST:
-        latest = latest_step(runtime)
-        if latest is None:
+        if (latest := latest_step(runtime)) is None:
             raise NothingToShow(_NOTHING_YET)
         return latest
     if isinstance(name, int) or name.isdecimal():

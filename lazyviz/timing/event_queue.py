@@ -241,9 +241,8 @@ class Intake:
         with self.lock:
             cell, self.cell = self.cell, None
             self.settle()
-            tally = cell.tally if cell is not None else None
-            if tally is not None and tally.running:
-                self.late.append(tally)
+            if cell is not None and cell.tally is not None and cell.tally.running:
+                self.late.append(cell.tally)
 
     def _shown(self, kind: str, event: Any) -> bool:
         if kind.endswith("Progress"):

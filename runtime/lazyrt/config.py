@@ -138,10 +138,7 @@ class Config(Readable):
         keep_values_bytes: How many bytes all that is kept so may take. The earliest steps give way;
             a step with more inputs is not kept. Environment: LAZYRT_KEEP_VALUES_BYTES.
         stop_at_nan: Whether a step whose loss or weights are not finite ends in NotFiniteError, and
-            tensors are as before it. Steps are asked of losses and a weight, the fewer the longer a
-            loop lasts, five times a second at least; the next barrier, read or wait raises. All weights are
-            asked once in a window of 200 steps, whose first step copies its inputs.
-            Environment: LAZYRT_STOP_AT_NAN.
+            tensors are as before it. See `lazyviz.stop_at_nan`. Environment: LAZYRT_STOP_AT_NAN.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was
@@ -228,7 +225,7 @@ class Config(Readable):
         Args:
             name: One of the settings.
             value: Its new value.
-            origin: Who sets it, in words, for `origin()` and `table()`.
+            origin: Who sets it, in words, for `origin()` and `rows()`.
 
         Raises:
             UsageError: The setting takes no such value.
@@ -245,17 +242,6 @@ class Config(Readable):
         return _origins.get(name) or _initial_origin(name)
 
     def __str__(self) -> str:
-        """Return `table()`."""
-        return self.table()
-
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Return the name of every setting, its value and who set it."""
-        return [
-            (f.name, _value_text(f.name, getattr(self, f.name)), self.origin(f.name))
-            for f in fields(self)
-        ]
-
-    def table(self) -> str:
         """Return every setting with its value and who set it, one to a line."""
         rows = self.rows()
         widths = [max(len(row[k]) for row in rows) for k in (0, 1)]
@@ -263,6 +249,13 @@ class Config(Readable):
             f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}"
             for name, value, origin in rows
         )
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the name of every setting, its value and who set it."""
+        return [
+            (f.name, _value_text(f.name, getattr(self, f.name)), self.origin(f.name))
+            for f in fields(self)
+        ]
 
     @contextlib.contextmanager
     def scoped(self, **settings: Any) -> Iterator[None]:

@@ -13,7 +13,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.control import finite_check
 from lazyrt.errors import NotFiniteError, OutOfMemoryError
-from lazyrt.execution import copy_on_donate, kept_steps
+from lazyrt.execution import kept_steps
 from tests.harness import thinned
 
 pytestmark = pytest.mark.lazy_only("is about whole steps")
@@ -179,22 +179,6 @@ def test_one_step_in_two_hundred_copies_what_it_overwrites():
     copied = [kept_steps.kept_values().copied_bytes for _ in training(405)]
 
     assert [k for k, nbytes in enumerate(copied) if nbytes] == [1, 201, 401]
-
-
-def test_a_window_that_follows_another_makes_its_copies_by_one_execution(monkeypatch):
-    at_once = []
-    separate = copy_on_donate.separate
-
-    def copies(positions, **how):
-        at_once.append(how["at_once"])
-        separate(positions, **how)
-
-    monkeypatch.setattr(copy_on_donate, "separate", copies)
-    monkeypatch.setattr(kept_steps, "_STEPS", 4)
-    lazyrt.config.stop_at_nan = True
-    list(training(10))
-
-    assert [k for k, is_one in enumerate(at_once) if is_one] == [4, 8]
 
 
 def test_steps_that_ranks_run_together_keep_all_their_inputs(monkeypatch):

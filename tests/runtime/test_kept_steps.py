@@ -329,7 +329,7 @@ def test_switching_off_lets_go_at_once():
         y = torch.ones(3, device="lazyrt") + 1
         lazyrt.mark_step()
         assert len(lazyrt.status().kept.steps) == 1
-        assert "keep_values" in lazyrt.config.table()
+        assert "keep_values" in str(lazyrt.config)
     finally:
         lazyrt.config.keep_values = "off"
 

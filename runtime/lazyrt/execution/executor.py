@@ -309,7 +309,7 @@ def _run_whole(
     try:
         _make_sure_it_fits(plan, donated)
         with deferred_interrupt():
-            kept_steps.separate(donated)
+            copy_on_donate.separate(donated, at_once=kept_steps.are_whole())
             if plan.placements is not None:
                 _spread(plan)
             results = run_plan(plan)

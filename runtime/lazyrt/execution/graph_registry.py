@@ -198,11 +198,6 @@ class GraphRegistry:
         """Return the numbers of the last thousand steps that ran something."""
         return tuple(self._of_step)
 
-    @property
-    def latest(self) -> CompiledGraph | None:
-        """The graph that ran last."""
-        return next(reversed(self._of_step.values()), None)
-
     def runs(self) -> Iterator[CompiledGraph]:
         """Yield the graphs that the last thousand steps ran, the latest first."""
         yield from reversed(self._of_step.values())

@@ -229,11 +229,6 @@ class Window:
         self.keepers: dict[int, Buffer] = {}
         self.nbytes = 0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the next step begins another one."""
-        return are_whole() or len(self.steps) >= _STEPS
-
     def add(self, step: KeptStep) -> None:
         """Take in the next step."""
         self.steps[step.number] = step
@@ -310,7 +305,8 @@ def keep(
     count, budget = _count(), config.keep_values_bytes
     if not count:
         return None
-    window = _windows[-1] if _windows and not _windows[-1].is_over else Window()
+    goes_on = _windows and not are_whole() and len(_windows[-1].steps) < _STEPS
+    window = _windows[-1] if goes_on else Window()
     step = KeptStep(graph, record, order, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
@@ -329,18 +325,6 @@ def keep(
     window.add(step)
     step.share()
     return step
-
-
-def separate(donated: Sequence[int]) -> None:
-    """Copy what the pending step, which `keep` has seen, gives away and others have, too.
-
-    One execution makes all copies at the beginning of a window, from the second one on: then it is worth an executable.
-
-    Args:
-        donated: Positions of the inputs that it gives away.
-    """
-    is_next = len(_windows) > 1 and [*_windows[-1].steps] == [pending.number]
-    copy_on_donate.separate(donated, at_once=is_next or are_whole())
 
 
 def _steps() -> list[KeptStep]:
