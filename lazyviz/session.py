@@ -294,7 +294,8 @@ class Session:
     def tell_end(self, strip: Strip, tell: Callable[[Strip], object]) -> None:
         """Hand over a strip again once the device has run what its cell has begun."""
         intake, tally, record = self._intake, self._latest, self.cells[-1]
-        assert intake is not None and tally is not None  # the cell has a strip
+        if intake is None or tally is None:
+            return
 
         def ended() -> None:
             again = dataclasses.replace(strip, running=0, execute_ns=tally.execute_ns)

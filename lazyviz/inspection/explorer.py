@@ -552,8 +552,10 @@ class Explorer(Walk["Program"]):
     # --- finding
 
     def _find(self, wanted: str) -> tuple[list[int], int, str]:
-        boxes = self._program.drawing.boxes
-        found = [box for box in boxes if has_words(wanted, _texts(box))]
+        drawing = self._program.drawing
+        found = [
+            box for box in drawing.boxes if has_words(wanted, _texts(drawing, box))
+        ]
         nodes = {box.members[0] for box in found if box.members}
         inputs = {box.op for box in found if not box.members}
         marked = [
@@ -593,9 +595,9 @@ class Explorer(Walk["Program"]):
         )
 
 
-def _texts(box: model.Box) -> tuple[str, ...]:
+def _texts(drawing: model.DrawGraph, box: model.Box) -> tuple[str, ...]:
     named = box.op, box.label, box.detail, box.name, box.site, box.library
-    return (*named, model.path_text(box.path), *box.marks)
+    return (*named, model.title_within(drawing, box.path), *box.marks)
 
 
 # `lazyviz.explore` and `%lazy explore`: a program to walk through, live or as a static copy.

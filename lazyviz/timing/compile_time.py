@@ -252,8 +252,7 @@ def record_of_step(runtime: ModuleType, step: int) -> Any:
     Raises:
         HloError: No graph is known of it.
     """
-    record = runtime.graph_of_step(step)
-    if record is not None:
+    if (record := runtime.graph_of_step(step)) is not None:
         return record
     latest = latest_step(runtime)
     why = "no step has run yet. Run the cell that trains first."

@@ -400,7 +400,9 @@ def test_modules_have_their_class_and_ops_the_text_of_their_line(network):
     titles = [box.label for box in explorer.shown.boxes if box.kind == "group"]
 
     *_, told = ask(explorer, kind="node", node=node)
+    found, _ = ask(explorer, kind="search", text="linear")
 
+    assert found["count"] > 0
     assert any(title.endswith(": Linear") for title in titles)
     assert "<th>source</th>" in told["html"]
     assert "relu(" in told["html"].split("<th>source</th>")[1][:200]
