@@ -3,6 +3,7 @@ import pytest
 import lazyrt
 from lazyrt.observe import events
 from lazyviz.render.notes import Barrier
+from lazyviz.render.strip import Strip
 from lazyviz.session import Session
 from tests.lazyviz import fakes
 
@@ -71,7 +72,7 @@ def test_executions_under_way_are_waited_for_a_moment_only(session, fake):
 
 
 def test_a_strip_is_told_again_once_the_device_has_run_it(session, fake):
-    told = []
+    told: list[Strip] = []
     for number in (1, 2):
         session.start_cell(number)
         fake.act(fakes.started())

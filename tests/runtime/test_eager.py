@@ -668,7 +668,7 @@ def test_the_table_of_settings_says_who_set_each():
     """One table of all switches, with value and origin."""
     config.max_pending_nodes = 77
     with lazyrt.eager_mode():
-        rows = {line.split()[0]: line for line in config.table().splitlines()}
+        rows = {line.split()[0]: line for line in str(config).splitlines()}
 
     assert "77" in rows["max_pending_nodes"]
     assert (
