@@ -1,11 +1,17 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 
 import lazyrt
 from lazyrt.observe import events
 from lazyviz.render.notes import Barrier
-from lazyviz.render.strip import Strip
 from lazyviz.session import Session
 from tests.lazyviz import fakes
+
+if TYPE_CHECKING:
+    from lazyviz.render.strip import Strip
 
 
 @pytest.fixture
