@@ -35,7 +35,7 @@ RING_S = 30.0
 _MAX_WINDOWS = 64  # of a ring: each is of a few runs, which stand for those around them
 _LOOK_S = 0.05
 _MAX_S = 3_600.0
-_MAX_BATCHES = 375  # of a ring's events: some twenty seconds of very short steps
+_MAX_BATCHES = 750  # of a ring's events: some twenty seconds of very short steps
 _MAX_PAUSES = 20_000
 _USAGE = (
     "%%lazy profile profiles a cell; --steps N ends the profile with the N-th step, --seconds S "

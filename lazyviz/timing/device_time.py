@@ -539,7 +539,7 @@ class ScopeTime:
         return self.busy_ns / self.host_ns if self.host_ns else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DeviceRow:
     """What one of several devices did.
 
@@ -880,23 +880,16 @@ def device_time(
 
 def _device_rows(launched: Iterable[Sequence[Run]]) -> list[DeviceRow]:
     """Return what each device did; empty for one."""
-    runs, busy, behind = Counter[int](), Counter[int](), Counter[int]()
+    times: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for on_devices in launched:
         first = min(run.end_ns for run in on_devices)
         for run in on_devices:
-            runs[run.device] += 1
-            busy[run.device] += run.end_ns - run.start_ns
-            behind[run.device] += run.end_ns - first
-    return [
-        DeviceRow(
-            device=number,
-            runs=runs[number],
-            busy_ns=busy[number],
-            behind_ns=behind[number] // runs[number],
-        )
-        for number in sorted(runs)
-        if len(runs) > 1
-    ]
+            times[run.device].append((run.end_ns - run.start_ns, run.end_ns - first))
+    found = []
+    for device, each in sorted(times.items()):
+        busy, behind = map(sum, zip(*each, strict=True))
+        found.append(DeviceRow(device, len(each), busy, behind // len(each)))
+    return found if len(found) > 1 else []
 
 
 def untraced_time(noted: Iterable[Noted]) -> DeviceTime:

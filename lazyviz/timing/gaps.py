@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from lazyrt.tools import Pause, Sample
 
 MIN_GAP_NS = 1_000_000
-# Events of some hundred bytes each. A batch is less than the 700 objects that bring a collection.
-_BATCH, _MAX_BATCHES = 512, 3_750
+_MAX_BATCHES = 7_500  # of events: some hundred bytes each
+_FULL = 3 * 256  # event, time and thread of each; 700 objects bring a collection
 _now, _thread = time.perf_counter_ns, threading.get_ident
 _LAST_NS = 500_000  # an op is recorded in less, and samples lie closer
 Interval = tuple[int, int]
@@ -71,14 +72,16 @@ class Notes:
     def __init__(self) -> None:
         self.dropped = self.forgotten_ns = 0
         self._fresh: list[Any] = []  # event, time and thread of each
-        self._kept: deque[_Batch] = deque()
+        # When a batch ended; and of each class, when its events came, on which thread, and their values.
+        self._kept: deque[tuple[int, Sequence[tuple[list[Any], ...]]]] = deque()
         self._lock = threading.Lock()
 
     def add(self, event: events.Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""
-        self._fresh += (event, _now(), _thread())
+        fresh = self._fresh
+        fresh += (event, _now(), _thread())
         # Another thread keeps them, or this one, within which a finaliser sends an event.
-        if len(self._fresh) >= 3 * _BATCH and self._lock.acquire(blocking=False):
+        if len(fresh) >= _FULL and self._lock.acquire(blocking=False):
             try:
                 self._keep()
             finally:
@@ -87,46 +90,35 @@ class Notes:
     def _keep(self) -> None:
         taken = self._fresh[:]
         del self._fresh[: len(taken)]
+        came: defaultdict[type, list[Any]] = defaultdict(list)
+        for k in range(0, len(taken), 3):
+            came[taken[k].__class__] += taken[k : k + 3]
         if len(self._kept) >= _MAX_BATCHES:
             self.dropped += len(taken) // 3
         elif taken:
-            came: defaultdict[type, list[Any]] = defaultdict(list)
-            for event in taken[::3]:
-                came[event.__class__].append(event)
-            values = {
-                kind: [*itertools.chain.from_iterable(map(_values(kind), events))]
-                for kind, events in came.items()
-            }
-            kinds = [*map(type, taken[::3])]
-            self._kept.append(_Batch(kinds, taken[1::3], taken[2::3], values))
+            rows = []
+            for kind, each in came.items():
+                values = [*chain.from_iterable(map(_values(kind), each[::3]))]
+                rows.append((each[1::3], each[2::3], values))
+            self._kept.append((taken[-2], rows))
 
     def forget(self, before_ns: int, most: int) -> None:
         """Keep no batch that ended before, and so many at most."""
-        while self._kept and (
-            self._kept[0].times[-1] < before_ns or len(self._kept) > most
-        ):
-            self.forgotten_ns = self._kept.popleft().times[-1]
+        while self._kept and (self._kept[0][0] < before_ns or len(self._kept) > most):
+            self.forgotten_ns, _ = self._kept.popleft()
 
     def __iter__(self) -> Iterator[Noted]:
         with self._lock:
             self._keep()
         found = []
-        for kinds, times, threads, values in tuple(self._kept):
-            left = {kind: iter(each) for kind, each in values.items()}
-            for kind, now, thread in zip(kinds, times, threads, strict=True):
-                row = left[kind]
-                event = next(row)(**{name: next(row) for name in _names(kind)})
+        batches = [rows for _, rows in tuple(self._kept)]
+        for times, threads, row in chain.from_iterable(batches):
+            values = iter(row)
+            for now, thread in zip(times, threads, strict=True):
+                kind = next(values)
+                event = kind(**{name: next(values) for name in _names(kind)})
                 found.append(Noted(event, now, thread))
         return iter(sorted(found, key=attrgetter("now_ns")))
-
-
-class _Batch(NamedTuple):
-    """Events in order: the class, time and thread of each, and by class itself and all fields."""
-
-    kinds: list[type]
-    times: list[int]
-    threads: list[int]
-    values: dict[type, list[Any]]
 
 
 class Stretch(NamedTuple):

@@ -463,11 +463,11 @@ class Profile(Displayed):
         if self.devices:
             rows = [
                 [
-                    each.device,
-                    each.runs,
-                    *map(text.duration, (each.busy_ns, each.behind_ns)),
+                    row.device,
+                    row.runs,
+                    *map(text.duration, (row.busy_ns, row.behind_ns)),
                 ]
-                for each in self.devices
+                for row in self.devices
             ]
             parts.append(Table(["device", "runs", "time", "ends later by"], rows))
         parts += self._heat_map()

@@ -122,6 +122,10 @@ def document(
     numbers = {track: number for number, track in enumerate(sorted(used), start=1)}
     found = [_event(span, numbers[track], zero) for track, span in placed]
     found += _flows(placed, numbers, zero)
+    names = [_fact("process_name", 0, name="lazyviz session")]
+    for track, number in numbers.items():
+        names.append(_fact("thread_name", number, name=_track_name(track)))
+        names.append(_fact("thread_sort_index", number, sort_index=number))
     return {
         "otherData": {
             "producer": f"{_PRODUCER} {__version__}",
@@ -133,18 +137,7 @@ def document(
             "cells": [_cell_data(cell, zero) for cell in cells],
         },
         "displayTimeUnit": "ms",
-        "traceEvents": [
-            _fact("process_name", 0, name="lazyviz session"),
-            *(
-                each
-                for track, number in numbers.items()
-                for each in (
-                    _fact("thread_name", number, name=_track_name(track)),
-                    _fact("thread_sort_index", number, sort_index=number),
-                )
-            ),
-            *sorted(found, key=lambda event: event["ts"]),
-        ],
+        "traceEvents": [*names, *sorted(found, key=lambda event: event["ts"])],
     }
 
 

@@ -24,6 +24,8 @@ FLOWS = (
 def check_schema(document):
     """Assert what Perfetto's importer of trace-event JSON asks for."""
     names: dict[int, dict[str, str]] = {}
+    arrows: dict[int, list[str]] = {}
+    slices = [e for e in document["traceEvents"] if e["ph"] == "X"]
     last = 0.0
     stacks: dict[int, list[float]] = {}
     for event in document["traceEvents"]:
@@ -32,7 +34,12 @@ def check_schema(document):
         assert isinstance(event["tid"], int)
         assert event["ph"] in {"X", "i", "s", "f", "M"}
         if event["ph"] == "M":
-            names.setdefault(event["tid"], event["args"])
+            ((name, value),) = event["args"].items()
+            told = {"process_name": "name", "thread_name": "name"}
+            assert name == told.get(event["name"], "sort_index")
+            assert isinstance(value, str if name == "name" else int)
+            if event["tid"]:
+                names.setdefault(event["tid"], event["args"])
             continue
         assert event["ts"] >= last
         last = event["ts"]
@@ -47,6 +54,16 @@ def check_schema(document):
             stack.append(event["ts"] + event["dur"])
         if event["ph"] == "i":
             assert event["s"] == "t"
+        if event["ph"] in {"s", "f"}:
+            arrows.setdefault(event["id"], []).append(event["ph"])
+            assert (event.get("bp") == "e") == (event["ph"] == "f")
+            # An end of an arrow hangs on the slice around it, or Perfetto drops the arrow.
+            assert any(
+                each["tid"] == event["tid"]
+                and each["ts"] <= event["ts"] <= each["ts"] + each["dur"]
+                for each in slices
+            )
+    assert all(phases == ["s", "f"] for phases in arrows.values())
 
 
 def test_a_trace_fulfils_the_format():

@@ -229,11 +229,8 @@ class PauseWatch(Closing):
         *,
         is_recording: bool = False,
     ) -> None:
-        samples = []
-        while self._samples:
-            sample = self._samples.popleft()
-            if start <= sample.time_ns <= end:
-                samples.append(sample)
+        taken = [self._samples.popleft() for _ in range(len(self._samples))]
+        samples = [each for each in taken if start <= each.time_ns <= end]
         if samples:
             self._unknown.discard(after)
         elif not is_recording and len(self._unknown) < _MAX_UNKNOWN:
