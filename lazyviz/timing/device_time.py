@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import lazygraph
 from lazygraph.diff import callee_graph, callees
+from lazygraph.explain.facts import shape_of
 from lazygraph.types import flops, type_bytes
 from lazyviz.foreign.xplane import innermost
 from lazyviz.render.timeline_text import union
@@ -52,16 +53,8 @@ Part = Literal["forward", "backward", "update"]
 _BACKWARD = " (backward)"
 _SITE = re.compile(r"(.*):(\d+)$")
 _FREE = frozenset(
-    {
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "iota",
-        "after-all",
-    }
-)
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all"}
+)  # fmt: skip
 _MOVES = frozenset(
     {"broadcast", "reshape", "transpose", "slice", "concatenate", "pad", "copy", "convert",
      "dynamic-slice", "dynamic-update-slice", "gather", "reverse", "select", "compare"}
@@ -361,11 +354,13 @@ class Program:
 
         origin = graph.origin(node)
         label = f"{origin.scope}/{origin.op_name}" if origin.scope else origin.op_name
-        known = self._origins.get((label, origin.site)) or self._origins.get(
-            (label, "")
-        )
-        if known is not None:
-            return known
+        keys = [(label, origin.site), (label, "")]
+        if graph.ops[node] == "convolution":
+            taking_part = (graph.types[k] for k in (node, *graph.operands[node]))
+            keys.insert(0, _convolution(map(shape_of, taking_part)))
+        for key in keys:
+            if key in self._origins:
+                return self._origins[key]
         # XLA calls what it has made of several `(a:b)`.
         parts = [(part, "") for part in label[1:-1].split(":")]
         if label.startswith("(") and all(part in self._origins for part in parts):
@@ -449,34 +444,45 @@ def _by_label(
         # A program that equal layers share names none of them; its time is spread over all.
         shared = _LAYER.sub(r"\1*", named.module, count=1)
         of_any = label.replace(named.module, shared) if named.module else label
-        file, line, cell = (
-            ("", 0, None) if site is None else (site.file, site.line, site.cell)
-        )
-        where = Place(file, line, cell, origin.path, node.op.name, part)  # type: ignore[arg-type]
+        at = ("", 0, None) if site is None else (site.file, site.line, site.cell)
+        where = Place(*at, origin.path, node.op.name, part)  # type: ignore[arg-type]
         for key in itertools.product({label, of_any}, {written, ""}):
             weights[key][where] += max(1, round(run_ns(node)))
+        if "convolution" in node.op.name:
+            results = [value for value in node.outputs if value is not None]
+            sizes = [value.shape for value in (*node.operands, *results)]
+            for value in results:
+                weights[_convolution([value.shape, *sizes])][where] += 1
     return {
         key: {where: ns / sum(found.values()) for where, ns in found.items()}
         for key, found in weights.items()
     }
 
 
+def _convolution(sizes: Iterable[Iterable[int]]) -> tuple[str, str]:
+    """Return by what a convolution is known, whose layout XLA changes and whose name it then loses.
+
+    It is the sizes of its result and of all that takes part; those that have these alike share.
+    """
+    result, *others = (tuple(sorted(each)) for each in sizes)
+    arrays = {result, *(each for each in others if each[2:])}  # not a bias
+    return f"convolution {result}", str(sorted(arrays))
+
+
 def _update_nodes(nodes: Sequence[Node]) -> set[int]:
     """Return the ops that follow from gradients, and those that only these need."""
     found: set[int] = set()
     after: set[int] = set()
+    readers: dict[int, set[int]] = defaultdict(set)
     for node in nodes:  # operands first
         read = {value.node.id for value in node.operands if value.node is not None}
+        for each in read:
+            readers[each].add(node.id)
         if node.provenance.backward is not None:
             after.add(node.id)
         elif read & after:
             after.add(node.id)
             found.add(node.id)
-    readers: dict[int, set[int]] = defaultdict(set)
-    for node in nodes:
-        for value in node.operands:
-            if value.node is not None:
-                readers[value.node.id].add(node.id)
     for node in reversed(nodes):
         of = readers.get(node.id)
         if node.provenance.backward is None and of and of <= found:
@@ -854,8 +860,8 @@ def device_time(
         add(costs, launch)
         known[launch.fingerprint].append(costs)
     means = {name: _sum(costs, 1 / len(costs)) for name, costs in known.items()}
-    guessed = [launch for launch in left if launch.fingerprint in means]
     like: list[Run] = []
+    guessed = [each for each in left if each.fingerprint in means]
     lengths = [(g, _length(means[g.fingerprint])) for g in guessed]
     for (launch, length), runs in zip(
         lengths, _like(whole, lengths, ends, end_ns), strict=True

@@ -78,10 +78,9 @@ class Notes:
 
     def add(self, event: events.Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""
-        fresh = self._fresh
-        fresh += (event, _now(), _thread())
+        self._fresh += (event, _now(), _thread())
         # Another thread keeps them, or this one, within which a finaliser sends an event.
-        if len(fresh) >= _FULL and self._lock.acquire(blocking=False):
+        if len(self._fresh) >= _FULL and self._lock.acquire(blocking=False):
             try:
                 self._keep()
             finally:

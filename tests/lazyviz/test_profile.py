@@ -64,6 +64,30 @@ def taken():
     return profile
 
 
+def test_a_convolution_counts_for_its_own_line_whatever_xla_calls_it():
+    x = torch.ones(2, 3, 8, 8).to("lazyrt")
+    weights = torch.ones(3, 3, 3, 3).to("lazyrt").requires_grad_()
+    with lazyviz.profile() as profile:
+        y = torch.conv2d(x, weights, padding=1)  # first convolution
+        y = y.relu()
+        y = torch.conv2d(y, weights[:, :, :2, :2])  # another convolution
+        y.exp().sum().backward()
+        lazyrt.mark_step()
+
+    convolved: Counter[int] = Counter()
+    for run in profile._device.runs:
+        program = run.program
+        assert program is not None
+        for op in run.times:
+            if op.startswith("convolution"):
+                ((where, _),) = program.shares(op).items()
+                assert "convolution" in where.op
+                convolved[where.line] += 1
+    # Forward, and the weights' gradient; backward of the second, its input's, too.
+    lines = line_of("first convolution"), line_of("another convolution")
+    assert convolved == {lines[0]: 2, lines[1]: 3}
+
+
 @pytest.mark.parametrize(
     "where", ["between two ops", "in a function", "between two steps"]
 )
