@@ -8,6 +8,7 @@ taken out of a pause; the rest is the program's own time, a gap.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import heapq
 import itertools
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from lazyrt.tools import Pause, Sample
 
 MIN_GAP_NS = 1_000_000
-_MAX_BATCHES = 7_500  # of events: some hundred bytes each
-_FULL = 3 * 256  # event, time and thread of each; 700 objects bring a collection
+# Of events, of some hundred bytes each. With its note each is two objects; 700 bring a collection.
+_BATCH, _MAX_BATCHES = 256, 7_500
 _now, _thread = time.perf_counter_ns, threading.get_ident
 _LAST_NS = 500_000  # an op is recorded in less, and samples lie closer
 Interval = tuple[int, int]
+# Of a class, when its events came, on which threads, and their values one after the other.
+_Rows = tuple["Sequence[Any]", ...]
 
 
 class Noted(NamedTuple):
@@ -71,35 +74,30 @@ class Notes:
 
     def __init__(self) -> None:
         self.dropped = self.forgotten_ns = 0
-        self._fresh: list[Any] = []  # event, time and thread of each
-        # When a batch ended; and of each class, when its events came, on which thread, and their values.
-        self._kept: deque[tuple[int, Sequence[tuple[list[Any], ...]]]] = deque()
-        self._lock = threading.Lock()
+        self._fresh: deque[tuple[Any, int, int]] = deque()
+        self._kept: deque[tuple[int, list[_Rows]]] = deque()  # and when each ended
 
     def add(self, event: events.Event) -> None:
         """Take note of an event, on the thread that sends it: little may be done here."""
-        self._fresh += (event, _now(), _thread())
-        # Another thread keeps them, or this one, within which a finaliser sends an event.
-        if len(self._fresh) >= _FULL and self._lock.acquire(blocking=False):
-            try:
-                self._keep()
-            finally:
-                self._lock.release()
+        self._fresh.append((event, _now(), _thread()))
+        if len(self._fresh) >= _BATCH:
+            self._keep()
 
     def _keep(self) -> None:
-        taken = self._fresh[:]
-        del self._fresh[: len(taken)]
-        came: defaultdict[type, list[Any]] = defaultdict(list)
-        for k in range(0, len(taken), 3):
-            came[taken[k].__class__] += taken[k : k + 3]
+        came: defaultdict[type, list[tuple[Any, int, int]]] = defaultdict(list)
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while True:
+                noted = self._fresh.popleft()
+                came[noted[0].__class__].append(noted)
+        rows: list[_Rows] = []
+        for kind, each in came.items():
+            found, times, threads = zip(*each, strict=True)
+            values = [*chain.from_iterable(map(_values(kind), found))]
+            rows.append((times, threads, values))
         if len(self._kept) >= _MAX_BATCHES:
-            self.dropped += len(taken) // 3
-        elif taken:
-            rows = []
-            for kind, each in came.items():
-                values = [*chain.from_iterable(map(_values(kind), each[::3]))]
-                rows.append((each[1::3], each[2::3], values))
-            self._kept.append((taken[-2], rows))
+            self.dropped += sum(map(len, came.values()))
+        elif rows:
+            self._kept.append((max(times[-1] for times, *_ in rows), rows))
 
     def forget(self, before_ns: int, most: int) -> None:
         """Keep no batch that ended before, and so many at most."""
@@ -107,8 +105,7 @@ class Notes:
             self.forgotten_ns, _ = self._kept.popleft()
 
     def __iter__(self) -> Iterator[Noted]:
-        with self._lock:
-            self._keep()
+        self._keep()
         found = []
         batches = [rows for _, rows in tuple(self._kept)]
         for times, threads, row in chain.from_iterable(batches):
