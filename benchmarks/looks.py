@@ -30,7 +30,7 @@ _FACTOR = 2.0
 _WIDEST = 4.0
 _SHARE = 0.9
 _STOPPING = 1.02  # of a step
-_ROUNDS, _STEPS = 5, 100
+_ROUNDS, _STEPS = 8, 100
 _COLUMNS = ("look", "expected", "took, ms", "took / expected", "hit")
 
 
