@@ -23,7 +23,7 @@ def watched_widgets(monkeypatch):
 
 def kind_of(widget):
     """Return what a widget shows; one class carries programs and diffs, and one tables."""
-    shown = getattr(widget, "_explorer", None) or getattr(widget, "_table", widget)
+    shown = getattr(widget, "_asked", None) or widget
     return type(shown).__name__
 
 
