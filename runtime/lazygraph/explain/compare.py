@@ -291,13 +291,16 @@ class Comparison:
         self.modules: set[str] = set()
 
     def _is_other(self, k: int, partner: int) -> bool:
-        """Return whether what stands at one place is another op, or of another dtype and shape."""
+        """Return whether what stands at one place is another op, or a tensor unlike the other."""
         now, before = self.b[k], self.a[partner]
         if now.op != "data" or before.op != "data":
             return now.op != before.op
-        one, other = (vertex.types[0].partition("[") for vertex in (now, before))
-        is_unlike = one[0] != other[0] and one[2] != other[2]
-        return is_unlike and self.b.name(k) != self.a.name(partner)
+        (one, other) = (vertex.types[0].partition("[") for vertex in (now, before))
+        name, old = self.b.name(k), self.a.name(partner)
+        if one == other or name == old:
+            return False
+        both = name and old and name.text in self.a.names and old.text in self.b.names
+        return bool(both) or (one[0] != other[0] and one[2] != other[2])
 
     def _pair_parameters(self) -> None:
         """Pair parameters by their names: equal layers look alike, and one may not be called."""
@@ -478,28 +481,55 @@ _LEAST_PART = 3
 def nearest(record: Record, records: Iterable[Record]) -> tuple[Record, float] | None:
     """Return the graph that explains a new one best, if any, and their similarity from 0 to 1.
 
-    All are considered, by operations and types and by the lines where they begin and end. Of equals
-    it is the one that has fewest operations which the new one lacks: work that joined a step takes
-    nothing from it. Then it is the one that ran last. Few are compared type by type: the others'
-    operations alone say that they rank behind.
+    All are considered: by operations and types first, then by the lines where they begin and end. Of
+    equals it is the one that has fewest operations which the new
+    one lacks: work that joined a step takes nothing from it. Then it is the one that ran last. Few
+    are compared type by type: the others' operations alone say that they rank behind.
     """
-    bounds = [
-        (op_similarity(record, other) + ends, ends, other)
+    others = [
+        (op_similarity(record, other), other)
         for other in records
         if other is not record and other.labels is not None and other.snapshot
-        for ends in (_boundary_similarity(record, other),)
     ]
-    bounds.sort(key=lambda item: item[0], reverse=True)
-    best: tuple[float, int, int, str] = (-1.0, 0, -1, "")
-    found = None
-    for bound, ends, other in bounds:
-        if bound < best[0]:
+    if not others:
+        return None
+    others.sort(key=lambda item: item[0], reverse=True)
+    alike: dict[Record, float] = {}
+    most = 0.0
+    for bound, other in others:
+        if bound <= most:
             break
-        alike = closeness(record, other)
+        alike[other] = closeness(record, other)
+        most = max(most, alike[other])
+    best = _best(record, others, alike)
+    return best, min(1.0, alike[best])
+
+
+def _best(
+    record: Record, others: list[tuple[float, Record]], alike: dict[Record, float]
+) -> Record:
+    """Return the best by all measures."""
+    bounds = [
+        (ops + _boundary_similarity(record, other), age, other)
+        for age, (ops, other) in enumerate(others)
+    ]
+    bounds.sort(key=lambda item: item[:2], reverse=True)
+    best: tuple[float, int, int, str] = (-1.0, 0, -1, "")
+    found = others[0][1]
+    for bound, _, other in bounds:
+        if bound + _TENTH < best[0]:
+            break
+        if other not in alike:
+            alike[other] = closeness(record, other)
+        score = (
+            alike[other]
+            + _boundary_similarity(record, other)
+            + _input_similarity(record, other)
+        )
         lacked = (other.ops - record.ops).total()
-        rank = (alike + ends, -lacked, other.last_step, other.name)
+        rank = (score, -lacked, other.last_step, other.name)
         if rank > best:
-            best, found = rank, (other, min(1.0, alike))
+            best, found = rank, other
     return found
 
 
@@ -536,3 +566,12 @@ def _boundary_similarity(one: Record, other: Record) -> float:
 def _sort(ended_by: str) -> str:
     """Return what sort of mark ended a graph: a block, by whatever name, a read, a loader."""
     return ended_by.partition(" ")[0]
+
+
+def _input_similarity(one: Record, other: Record) -> float:
+    """Return how alike two graphs are by their inputs' names."""
+    a, b = (
+        {n.text for n in r.snapshot.leaf_names.values()} if r.snapshot else set()
+        for r in (one, other)
+    )
+    return _TENTH * len(a & b) / max(len(a | b), 1)
