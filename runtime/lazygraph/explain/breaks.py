@@ -79,9 +79,11 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     old, new = c.a.record.key, c.b.record.key
     moved = differs(old.ended_by, new.ended_by)
     for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
-        if not _share_lines(part, whole):
+        if _are_apart(part, whole):
             continue
-        is_sure = moved and is_break(part.record.key.ended_by)
+        is_sure = (
+            moved and is_break(part.record.key.ended_by) and _share_lines(part, whole)
+        )
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
@@ -96,14 +98,16 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             own = _on_line_of(part, part.record.key.ended_by)
             closure = Closure(behind, own) if whole is c.a else Closure(own, behind)
             # More variables live within a step than at its end.
-            closure.new.update(c.new_results if part is c.b else ())
-            closure.gone.update(c.gone_results if part is c.a else ())
+            closure.new.update(_of_both(c.b, c.new_results if part is c.b else ()))
+            closure.gone.update(_of_both(c.a, c.gone_results if part is c.a else ()))
             yield _fact(f"ends {what}", old.ended_by, new.ended_by, cause, closure)
             break
     moved = differs(old.began_after, new.began_after)
     for whole, part, what in ((c.a, c.b, "later"), (c.b, c.a, "earlier")):
         begins = part.record.key.began_after
         previous = c.step if part is c.b else c.makers
+        if not is_break(begins):
+            previous = [each for each in previous if each is not whole.record]
         is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
         if is_sure or (front and (moved or _continues(whole, front, c.makers, part))):
@@ -115,17 +119,26 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             break
 
 
-def _share_lines(one: Side, other: Side) -> bool:
-    """Return whether both graphs run some op of some line.
+def _share_lines(one: Side, other: Side, *, within: bool = False) -> bool:
+    """Return whether both graphs run some op of some line, or `within` some function.
 
     A view of a parameter has the line of its first reader, whoever else reads it.
     """
-    return any(
-        partner >= 0
-        and not (one[k].is_leaf or is_view(one[k]))
-        and position(one[k].site) == position(other[partner].site)
+    sites = (
+        (one[k].site, other[partner].site)
         for k, partner in enumerate(one.partner)
+        if partner >= 0 and not (one[k].is_leaf or is_view(one[k]))
     )
+    if not within:
+        return any(position(a) == position(b) for a, b in sites)
+    return any(
+        a and b and (a.file, a.function) == (b.file, b.function) for a, b in sites
+    )
+
+
+def _are_apart(one: Side, other: Side) -> bool:
+    """Return whether two graphs do the same on other lines of the same functions."""
+    return _share_lines(one, other, within=True) and not _share_lines(one, other)
 
 
 def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:
@@ -133,6 +146,11 @@ def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:
     line = position(boundary[1]) if is_break(boundary) else None
     seeds = {k for k in side.unmatched if line and position(side[k].site) == line}
     return dict.fromkeys(seeds | side.dominated((), seeds), 0)
+
+
+def _of_both(side: Side, results: Iterable[int]) -> Iterator[int]:
+    """Yield the results that both graphs compute."""
+    return (k for k in results if side.partner[side.roots[k][0]] >= 0)
 
 
 def _reads_of(side: Side, records: Iterable[Record]) -> set[int]:
@@ -213,7 +231,8 @@ def _behind(
                 read.add((partner, index))
                 first.add(k)
     kept = read & {*part.roots}
-    if share > 1 and (not read or share * len(kept) < len(read)):
+    hard = {pair for pair in read if not is_view(part[pair[0]])} or read
+    if share > 1 and (not read or share * len(kept) < len(hard)):
         return {}
     if share == 1:
         first = {
