@@ -3,7 +3,7 @@
 An event is a dataclass named for what has happened. It holds names, ids, sizes and integer
 nanoseconds (of `time.perf_counter_ns`), never a tensor, so that listening keeps nothing alive.
 A listener runs on the thread that emits, so it appends and returns; all listeners get the same
-event, so none changes it (a frozen dataclass takes three times as long to make).
+event, so none changes it. A frozen dataclass would take three times as long to make.
 
 Example:
     >>> seen = []
@@ -81,12 +81,12 @@ def base_name(op: str) -> str:
     return parts[1] if len(parts) > 1 else op
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class Event:
     """Base of all events."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class OpRecorded(Event):
     """A torch op became an IR node, or met the node of an equal earlier one."""
 
@@ -94,14 +94,14 @@ class OpRecorded(Event):
     op: str
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class OpTraced(Event):
     """An op was recorded, or run by itself, in so long; emitted while `watch_tracing` is on."""
 
     duration_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class GraphCaptured(Event):
     """A barrier collected the pending graph of all live tensors.
 
@@ -119,7 +119,7 @@ class GraphCaptured(Event):
     ops: OpCounts = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class LoweringFinished(Event):
     """A graph became StableHLO text."""
 
@@ -129,7 +129,7 @@ class LoweringFinished(Event):
     duration_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class CompileStarted(Event):
     """XLA began to compile."""
 
@@ -140,7 +140,7 @@ class CompileStarted(Event):
     time_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class CompileProgress(Event):
     """A compile or execution that has been going on for a while; repeated about twice a second.
 
@@ -156,7 +156,7 @@ class CompileProgress(Event):
     done: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class TransferProgress(Event):
     """A copy that has been going on for a while; repeated about twice a second.
 
@@ -172,7 +172,7 @@ class TransferProgress(Event):
     site: SourceLocation | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class WaitFinished(Event):
     """A thread waited for an executable or for the device; comes from that thread.
 
@@ -188,7 +188,7 @@ class WaitFinished(Event):
     interrupted: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class CompileFinished(Event):
     """An executable is ready.
 
@@ -206,7 +206,7 @@ class CompileFinished(Event):
     reason: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class BuildSwapped(Event):
     """From this step on a graph runs by its optimised build; see `config.compile_tier`."""
 
@@ -236,7 +236,7 @@ class CodeBreak:
     site: SourceLocation | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class FrameCompiled(Event):
     """`torch.compile` compiled a function, what follows a graph break in it, or its backward.
 
@@ -274,7 +274,7 @@ class FrameCompiled(Event):
         return self.dynamo_ns + self.aot_ns
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class GraphBreakReached(Event):
     """A compiled function ran into a graph break that `FrameCompiled` has reported."""
 
@@ -282,14 +282,14 @@ class GraphBreakReached(Event):
     site: SourceLocation | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class CompiledCallTraced(Event):
     """A captured graph's call was recorded or looked up; emitted while `watch_tracing` is on."""
 
     duration_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class CacheHit(Event):
     """A step's graph found its executable in memory."""
 
@@ -297,7 +297,7 @@ class CacheHit(Event):
     step: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class ExecuteStarted(Event):
     """An executable was handed to the device; its work goes on in the background.
 
@@ -317,7 +317,7 @@ class ExecuteStarted(Event):
     programs: int = 1
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class ExecuteFinished(Event):
     """The device finished an executable; comes from a watcher thread.
 
@@ -337,7 +337,7 @@ class ExecuteFinished(Event):
     site: SourceLocation | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class OpExecuted(Event):
     """One op was run by itself.
 
@@ -360,7 +360,7 @@ class OpExecuted(Event):
     site: SourceLocation | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class TransferFinished(Event):
     """Bytes were copied between the host and the device.
 
@@ -375,7 +375,7 @@ class TransferFinished(Event):
     is_look: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class TensorMaterialised(Event):
     """A peek computed one tensor's value and left the step as it was.
 
@@ -397,7 +397,7 @@ class TensorMaterialised(Event):
     tensor: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class TensorPrinted(Event):
     """The program printed a tensor of several elements, or asked for its text.
 
@@ -430,7 +430,7 @@ class TensorPrinted(Event):
         return math.prod(self.shape)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class FallbackUsed(Event):
     """An op without a lowering ran on the CPU, a graph break."""
 
@@ -439,7 +439,7 @@ class FallbackUsed(Event):
     site: SourceLocation | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class FallbackFinished(Event):
     """The op of the last `FallbackUsed` is done; its copies are told apart."""
 
@@ -465,7 +465,7 @@ class Repeat:
     duration_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class BarrierStarted(Event):
     """A barrier was asked for; goes to functions given to `on_barrier`, and to no listener."""
 
@@ -475,7 +475,7 @@ class BarrierStarted(Event):
     time_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class CacheEvicted(Event):
     """A cache was above its budget and dropped entries; results and fingerprints stay.
 
@@ -494,7 +494,7 @@ class CacheEvicted(Event):
     budget: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class BarrierFinished(Event):
     """Everything pending was executed.
 
@@ -523,7 +523,7 @@ class BarrierFinished(Event):
     repeats: tuple[Repeat, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class BatchLoaded(Event):
     """A `DeviceLoader` handed a batch to the loop.
 
@@ -540,7 +540,7 @@ class BatchLoaded(Event):
     site: SourceLocation | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class WorkLeft(Event):
     """A loop was left early, and what it had recorded since the last barrier is still pending.
 
@@ -555,7 +555,7 @@ class WorkLeft(Event):
     site: SourceLocation | None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class WorkDropped(Event):
     """Pending ops were dropped and will not run.
 
@@ -571,7 +571,7 @@ class WorkDropped(Event):
     restored: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class ClosureFinished(Event):
     """A step closure ran.
 
@@ -590,7 +590,7 @@ class ClosureFinished(Event):
     duration_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class ScopeFinished(Event):
     """A `scope()` was closed, or split by a barrier.
 
@@ -606,7 +606,7 @@ class ScopeFinished(Event):
     duration_ns: int
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class StepStarted(Event):
     """A `step()` block was entered; `step_num` is the number that the user gave it."""
 
@@ -616,7 +616,7 @@ class StepStarted(Event):
     step_num: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, slots=True, kw_only=True)
 class StepFinished(Event):
     """A `step()` block ended.
 
