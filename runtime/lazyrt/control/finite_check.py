@@ -52,7 +52,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MAX_NAMED = 3
 # With the wait for its answer asking takes a millisecond, so it takes half a percent.
 _PAUSE_NS = 200_000_000
-# From where the setting was set, a step is asked once there are an eighth more: a short loop has no later one.
+# A step is asked once an eighth more have run since the setting was set: a loop goes on by no larger part.
 _SHARE = 8
 _since = 0
 _asked, _asked_ns = 0, 0
