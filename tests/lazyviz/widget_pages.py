@@ -36,6 +36,8 @@ async ([source, state]) => {
     say: (message) => call("msg:custom", message),
   };
   page.render({ model: window.model, el: document.getElementById("root") });
+  // Some pages draw in the next frame: it is over when the one after it begins.
+  await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
 }
 """
 
