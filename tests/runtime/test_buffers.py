@@ -807,6 +807,40 @@ def test_foreach_ops_on_a_tensor_named_twice_match_the_cpu():
     on_both(program, grid(2), grid(2))
 
 
+FOREACH = {
+    "a number": lambda x, y: torch._foreach_add_([x[:4], y[2:]], 1),
+    "a list": lambda x, y: torch._foreach_mul_([x[:2], x[4:]], [x[2:4], y[:2]]),
+    "a factor": lambda x, y: torch._foreach_mul_([x[0], x[1:3], x[3:]], y[0]),
+    "no write": lambda x, y: torch._foreach_add([x[:4], y[2:]], 1),
+}
+
+
+@pytest.mark.parametrize("apart", FOREACH)
+@pytest.mark.parametrize("shared", FOREACH)
+def test_lists_are_written_in_order_where_equal_values_shared_no_storage_before(
+    apart, shared
+):
+    def program(device, x):
+        one, other, both = x + 1, x + 1, x + 1
+        FOREACH[apart](one, other)
+        FOREACH[shared](both, both)
+        return [one, other, both]
+
+    on_both(program, torch.arange(6.0))
+
+
+def test_views_side_by_side_are_written_by_one_op():
+    x = torch.arange(12.0).to(DEVICE)
+    rows = [x[0:4].view(2, 2), x[4:8].view(2, 2).t(), x[8:12:2]]
+
+    with lazyrt.subscribe((ops := []).append, lazyrt.observe.events.OpRecorded):
+        torch._foreach_add_(rows, 1.0)
+
+    assert [op.op for op in ops].count("aten._foreach_add.Scalar") == 1
+    written = [*range(1, 10), 9, 11, 11]
+    assert x.tolist() == [float(number) for number in written]
+
+
 # ---------------------------------------------------------------- autograd
 
 

@@ -96,3 +96,19 @@ def test_a_scheduled_learning_rate_is_an_input_of_the_step():
     assert lazyrt.counters()["compiles"] == 0
     expected = train("cpu", OPTIMIZERS["adam"], scaled=False, scheduled=True)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_that_overlap_are_updated_in_order(name):
+    found = []
+    for device in ("cpu", "lazyrt"):
+        storage = (torch.arange(6.0) + 1).to(device)
+        optimizer = OPTIMIZERS[name]([storage[:4], storage[2:]])
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.linspace(-1, 1, 4).to(device)
+        for _ in range(2):
+            optimizer.step()
+        found.append(storage.cpu())
+
+    torch.testing.assert_close(*found)

@@ -304,17 +304,19 @@ def component(arg: Any) -> Any:
 
 
 def operand(tensor: torch.Tensor) -> Value:
-    """Return the value of a tensor argument.
+    """Return the value of a tensor argument."""
+    return current_value(_operand_state(tensor))
+
+
+def _operand_state(tensor: torch.Tensor) -> State:
+    """Return the state of a tensor argument.
 
     A CPU tensor of no dimensions becomes an input of the step, as torch allows on every device.
     """
     try:
-        state = tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined]
+        return tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined, no-any-return]
     except (AttributeError, NotImplementedError):
         pass
-    else:
-        value: Value | None = state.value
-        return value if value is not None else leaf_of(state)
     if tensor.dim() == 0 and tensor.device.type == "cpu":
         return _uploaded(tensor)
     raise DeviceError(
@@ -326,11 +328,26 @@ def operand(tensor: torch.Tensor) -> Value:
 
 def operands(tensors: Any) -> tuple[Any, ...]:
     """Return the values of a list of tensors: `component`, without a call for each of them."""
+    return values_of(states_in(tensors))
+
+
+def states_in(tensors: Any) -> list[State]:
+    """Return the states of a list of tensor arguments."""
     try:
-        states = [tensor.untyped_storage()._lazyrt for tensor in tensors]
+        return [tensor.untyped_storage()._lazyrt for tensor in tensors]
     except (AttributeError, NotImplementedError):
-        return tuple([component(tensor) for tensor in tensors])
-    return tuple([leaf_of(s) if (value := s.value) is None else value for s in states])
+        return [_operand_state(tensor) for tensor in tensors]
+
+
+def values_of(states: list[State]) -> tuple[Value, ...]:
+    """Return the values that the next op reads from some storages."""
+    # Only a buffer has no value, as in `current_value`, whose call each would pay for.
+    return tuple(
+        [
+            leaf_of(state) if (value := state.value) is None else value  # type: ignore[arg-type]
+            for state in states
+        ]
+    )
 
 
 def indices(tensors: Any) -> Any:
@@ -343,15 +360,16 @@ def indices(tensors: Any) -> Any:
         if tensor is None or tensor.device.type == DEVICE_TYPE:
             parts.append(component(tensor))
         elif tensor.dtype in {torch.bool, torch.uint8} and tensor.dim():
-            parts += [_uploaded(index) for index in tensor.nonzero(as_tuple=True)]
+            places = tensor.nonzero(as_tuple=True)
+            parts += [leaf_of(_uploaded(place)) for place in places]
         else:
-            parts.append(_uploaded(tensor))
+            parts.append(leaf_of(_uploaded(tensor)))
     return tuple(parts)
 
 
-def _uploaded(tensor: torch.Tensor) -> Value:
+def _uploaded(tensor: torch.Tensor) -> Buffer:
     """Make a CPU tensor an input of this step."""
     buffer = Buffer(None)
     buffer.store(to_device(tensor), (tuple(tensor.shape), tensor.dtype, None))
     pending.transient.append(buffer)
-    return leaf_of(buffer)
+    return buffer

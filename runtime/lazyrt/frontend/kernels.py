@@ -25,13 +25,23 @@ from lazyrt.frontend import (
     scalars,
 )
 from lazyrt.frontend.argument_checks import check_index, check_overwrite
-from lazyrt.frontend.buffers import View, component, emit, indices, operands, state_of
+from lazyrt.frontend.buffers import (
+    State,
+    View,
+    component,
+    emit,
+    indices,
+    operands,
+    state_of,
+    states_in,
+    states_of,
+    values_of,
+)
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.guard import over_limit
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.torch_compat import (
-    DEVICE_TYPE,
     aten,
     create_empty_tensor,
     find_overload,
@@ -193,6 +203,31 @@ class Source:
             *[f"  {line}" for line in _read(value, name, "s")],
         ]
         return value
+
+    def go_in_order(self, mutated: list[int]) -> None:
+        """Let positions of its lists run one by one where one writes what another one reads."""
+        kinds = [str(argument.type) for argument in self.func._schema.arguments]
+        lists = [k for k, kind in enumerate(kinds) if kind == "List[Tensor]"]
+        written = [f"s{k}" for k in lists if k in mutated]
+        read = [f"s{k}" for k in lists if k not in mutated]
+        read += [
+            f"states_of({name})"
+            for name, kind in zip(self.names, kinds, strict=True)
+            if kind in {"Tensor", "Optional[Tensor]"} and name != "scalars"
+        ]
+        self.before = [
+            *[f"s{k} = states_in({self.names[k]})" for k in lists],
+            f"if len(a0) > 1 and shares([{', '.join(written)}], [{', '.join(read)}]):",
+            f"  return one_by_one(func, [{', '.join(self.names)}])",
+            *self.before,
+            *[f"v{k} = values_of(s{k})" for k in lists],
+        ]
+        for k in lists:
+            self.parts[k] = f"v{k}"
+        self.scope.update(
+            states_in=states_in, states_of=states_of, values_of=values_of, shares=_shares,
+            one_by_one=_one_by_one,
+        )  # fmt: skip
 
     def fallback(self) -> str:
         """Return the line that hands the call over to the CPU."""
@@ -401,76 +436,81 @@ def in_place_kernel(
                 "return a0",
             ]
         )
+    if "List[Tensor]" in kinds:
+        source.go_in_order(mutated)
     if mutated == [0] and kinds == ["List[Tensor]"]:
-        return _list_in_place(source, func)
+        return _list_in_place(source)
     return _many_in_place(source, func, mutated)
 
 
-def _list_in_place(source: Source, func: torch._ops.OpOverload) -> FunctionType:
-    """A foreach op: all new values come from the old ones, unless its lists share tensors."""
-    source.scope["write_all"] = _write_all
-    lists = [
-        position for position, argument in enumerate(func._schema.arguments)
-        if str(argument.type) == "List[Tensor]"
-    ]  # fmt: skip
-    shared = " or ".join(
-        ["len(own) < len(a0)", *(f"not own.isdisjoint(v{p})" for p in lists if p)]
+def _list_in_place(source: Source) -> FunctionType:
+    """A foreach op: all new values come from the old ones."""
+    source.scope.update(write_all=_write_all, count_write=increment_version)
+    written = ["write_all(s0, v0, r)", "count_write(a0)"]
+    return source.build(
+        [*source.look_up(called=True), *written, *_AFTER, "return None"]
     )
-    for position in lists:
-        source.before.append(f"v{position} = {source.parts[position]}")
-        source.parts[position] = f"v{position}"
-    source.before += [
-        "own = set(v0)",
-        f"if ({shared}) and shares([{', '.join(source.names[p] for p in lists)}]):",
-        f"  return one_by_one(func, [{', '.join(source.names)}])",
-    ]
-    source.scope.update(
-        shares=_shares,
-        one_by_one=_one_by_one,
-        count_write=increment_version,
-    )
-    names = ", ".join(source.names[p] for p in lists)
-    everything = ", ".join(source.names)
-    lines = source.look_up(called=True)
-    # Tensors that overlap without being equal have values that were not seen together before.
-    shared = f"(func, key) not in op.known and shares([{names}])"
-    lines.insert(
-        lines.index("if r is None:") + 1,
-        f"  if {shared}: return one_by_one(func, [{everything}])",
-    )
-    written = ["write_all(a0, v0, r)", "count_write(a0)"]
-    return source.build([*lines, *written, *_AFTER, "return None"])
 
 
-def _shares(lists: list[Any]) -> bool:
-    """Return whether writing one tensor of the first list changes another one's operand."""
-    try:
-        states = [[t.untyped_storage()._lazyrt for t in part] for part in lists]
-    except (AttributeError, NotImplementedError):  # a tensor of another device, say
-        states = [
-            [state_of(t) if t.device.type == DEVICE_TYPE else None for t in part]
-            for part in lists
-        ]
-    bases = [
-        [s if s is None or s.__class__ is Buffer else s.base for s in part]
-        for part in states
-    ]
-    owners = {base: position for position, base in enumerate(bases[0])}
-    return len(owners) < len(bases[0]) or any(
-        owners.get(base, position) != position
-        for part in bases[1:]
-        for position, base in enumerate(part)
-    )
+def _shares(written: list[list[State]], read: list[list[State]]) -> bool:
+    """Return whether writing the tensors of one position may change an operand of another one.
+
+    Each call asks: equal values, by which ops are looked up, do not tell what shares a storage. What
+    has no position, because all of them read it, is a list of one.
+    """
+    bases = [[s if s.__class__ is Buffer else s.base for s in part] for part in written]
+    owned = set().union(*bases)
+    if len(owned) == sum(map(len, bases)) and all(
+        owned.isdisjoint([s if s.__class__ is Buffer else s.base for s in part])
+        for part in read
+    ):
+        return False
+    length = len(written[0])
+    places: dict[Buffer, list[tuple[int, int, int]]] = {}
+    for part in (*written, *read):
+        is_for_all = len(part) < length
+        for position, state in enumerate(part):
+            if state.base in owned and 0 not in state.type[0]:
+                place = (*_extent(state), -1 if is_for_all else position)
+                places.setdefault(state.base, []).append(place)
+    return any(map(_overlap, places.values()))
+
+
+def _extent(state: State) -> tuple[int, int]:
+    """Return between which bytes of its base's storage the elements of a state lie."""
+    shape, dtype, strides = state.type
+    strides = strides or contiguous_strides(shape)
+    reach = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    start = state.offset * dtype.itemsize
+    return start, start + (reach + 1) * dtype.itemsize
+
+
+def _overlap(places: list[tuple[int, int, int]]) -> bool:
+    """Return whether places (start, end, position) of two positions overlap."""
+    reach, owner = 0, None
+    for start, end, position in sorted(places):
+        if start < reach and position != owner:
+            return True
+        if end > reach:
+            reach, owner = end, position
+    return False
 
 
 def _one_by_one(func: torch._ops.OpOverload, args: list[Any]) -> None:
-    """Call a foreach op once for each position, in order, as the CPU does."""
+    """Call an op of lists once for each position, in order, as the CPU does."""
     for position in range(len(args[0])):
         single = [
-            [arg[position]] if isinstance(arg, (list, tuple)) else arg for arg in args
-        ]  # fmt: skip
+            arg[position : position + 1] if _has_parts(arg, len(args[0])) else arg
+            for arg in args
+        ]
         positional, keywords = call_arguments(func, single)
         func(*positional, **keywords)
+
+
+def _has_parts(arg: Any, count: int) -> bool:
+    """Return whether an argument has one part for each position; optional lists have none."""
+    is_row = isinstance(arg, torch.Tensor) and arg.dim() == 1 and len(arg) == count
+    return is_row or isinstance(arg, (list, tuple))
 
 
 def _many_in_place(
@@ -495,7 +535,8 @@ def _write_results(result: Any, targets: list[Any], plain: int) -> Any:
     new = parts[len(parts) - len(targets) :]
     for target, value in zip(targets, new, strict=True):
         if target.__class__ in (list, tuple):
-            _write_all(target, operands(target), value)
+            states = states_in(target)
+            _write_all(states, values_of(states), value)
         elif target is not None and value is not None:
             write(target, value)
     fresh = parts[: len(parts) - len(targets)]
@@ -505,17 +546,16 @@ def _write_results(result: Any, targets: list[Any], plain: int) -> Any:
     return results[0] if plain == 1 else tuple(results[:plain])
 
 
-def _write_all(tensors: Any, olds: Any, values: Any) -> None:
-    """Give each tensor a new value, of the type of its old one."""
+def _write_all(states: list[State], olds: Any, values: Any) -> None:
+    """Give each state a new value, of the type of its old one."""
     buffers = pending.buffers
-    for tensor, old, value in zip(tensors, olds, values, strict=True):
+    for state, old, value in zip(states, olds, values, strict=True):
         if (
             value.strides != old.strides
             or value.shape != old.shape
             or value.dtype is not old.dtype
         ):
             value = _fit(value, old)  # noqa: PLW2901
-        state = tensor.untyped_storage()._lazyrt
         if state.__class__ is Buffer:  # what `write` does, for every parameter
             buffers[state] = None
             pending.writes += 1
