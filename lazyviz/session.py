@@ -351,9 +351,9 @@ class Session:
         is_new = bool(ids) and (bool(new_ids) or fingerprint != self._shown_fingerprint)
         if is_new:
             self._shown_fingerprint = fingerprint
-        held = self._holdings_of(graph) if is_new else None
-        drawing = None
+        held = drawing = None
         if is_new and self.strips:
+            held = self._holdings_of(graph)
             drawing = self.drawing_of(graph, new_ids, held)
         step = tally.largest[1] if tally.largest is not None and not ids else None
         if step is not None and self.strips:
@@ -401,15 +401,16 @@ class Session:
             return ()
         from lazyrt.tools import waiting_cells
 
-        held = held or {}
+        large = {w.cell for w in waiting_cells(graph, {}) if w.nodes >= _MIN_WAITING}
+        untold = large - self._told_waiting
+        if not untold:
+            return ()
+        self._told_waiting |= untold
+        # Finding names takes long, so that only what is told asks for them.
+        held = (self._holdings_of(graph) if held is None else held) or {}
         names = {value: each.name for value, each in held.items() if each.name}
-        found = [
-            each
-            for each in waiting_cells(graph, names)
-            if each.nodes >= _MIN_WAITING and each.cell not in self._told_waiting
-        ]
-        self._told_waiting.update(each.cell for each in found)
-        return tuple(map(str, found))
+        waiting = waiting_cells(graph, names)
+        return tuple(str(each) for each in waiting if each.cell in untold)
 
     def _left(self, figures: Strip, new: int, pending: int) -> tuple[str, ...]:
         """Return that what a cell left pending joins the next step, once steps have run."""

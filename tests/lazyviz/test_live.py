@@ -447,6 +447,25 @@ def test_a_strip_tells_once_of_an_earlier_cells_work(space):
     assert "cell 5 holds" not in second
 
 
+def test_without_strips_holders_are_looked_for_only_where_one_is_told(
+    space, monkeypatch
+):
+    run(space, "%lazy off", "x = torch.ones(4, device='lazyrt')")
+    session, looks = space._lazyviz_session, []
+    find = session._holdings_of
+    monkeypatch.setattr(
+        session, "_holdings_of", lambda graph: looks.append(graph) or find(graph)
+    )
+
+    run(space, "old = x\nfor _ in range(12): old = old.sin()")
+    assert looks == []
+    run(space, "y = x + 1", "y = x + 2", "z = y + 1")
+
+    assert len(looks) == 1
+    told = [text for cell in session.cells for text in cell.strip.waiting]
+    assert sum("holds 1 tensor (old) that makes" in text for text in told) == 1
+
+
 def said_strip(shell, source):
     shell.display_pub.outputs.clear()
     shell.run_cell(source, store_history=True)
