@@ -238,13 +238,20 @@ def _behind(
         first = {
             k
             for k in first
-            if any((whole.partner[o], i) in kept for o, i in whole[k].operands)
+            if any(_is_kept(part, (whole.partner[o], i)) for o, i in whole[k].operands)
         }
         ran = {key for record in after for key in _visits(record.snapshot)}
         first |= {k for k in whole.unmatched if _key(whole[k]) in ran}
     found = whole.downstream(first, whole.unmatched.__contains__)
     found.update(dict.fromkeys(whole.dominated((), found), 0))
     return found
+
+
+def _is_kept(side: Side, value: tuple[int, int]) -> bool:
+    """Return whether a value that both sides have is a result, or shows one in another form."""
+    while value[0] >= 0 and value not in side.roots and is_view(side[value[0]]):
+        value = side[value[0]].operands[0]
+    return value in side.roots
 
 
 def _in_front(

@@ -372,6 +372,21 @@ def _module_call(c: Comparison, fact: Fact) -> bool:
         and scope not in c.switched
         and not any(in_scope(scope, path) for path in c.modules)
         and not _ran(c.a if fact.is_new else c.b, fact.row)
+        and not _reads_parameters(c.a if fact.is_new else c.b, scope)
+    )
+
+
+def _reads_parameters(side: Side, scope: str) -> bool:
+    """Return whether a graph computes with a module's parameters: then it calls the module.
+
+    An op that equals an earlier one has that one's module, which may be another of a row of layers.
+    """
+    updating = update_lines(side)
+    return any(
+        f".{scope}." in f".{name.text}"
+        and any(position(side[k].site) not in updating for k in side.users[leaf])
+        for leaf, name in side.snapshot.leaf_names.items()
+        if name.holder == "module"
     )
 
 
@@ -680,13 +695,15 @@ def _was_result(c: Comparison, fact: Fact) -> bool:
 
 def _sizes(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     """Return what became of the size of each input that changed along one axis alone."""
-    found = []
+    origin, found = claims[0].fact.row.more["origin"], []
     for claim in claims:
         old, new = (row.value[0] for row in claim.fact.both)
         pairs = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
         if len(old) == len(new) and len(pairs) == 1:
             found += pairs
-    return {"sizes": tuple(dict.fromkeys(found))}
+    is_computed = origin is not None and origin.step >= 0
+    shape_fix = _CACHE_FIX if is_computed else _BATCH_FIX
+    return {"sizes": tuple(dict.fromkeys(found)), "shape_fix": shape_fix}
 
 
 def _differs(fact: Fact, part: int) -> bool:
@@ -694,13 +711,21 @@ def _differs(fact: Fact, part: int) -> bool:
     return old is not None and new is not None and old.value[part] != new.value[part]
 
 
+_BATCH_FIX = (
+    "give every batch one shape: drop the last incomplete one, pad it, or sort sizes into a few "
+    "buckets"
+)
+_CACHE_FIX = (
+    "an earlier step computed it: keep its size fixed, as a cache that is made at its full length "
+    "and written into"
+)
+
 for _kind, _of, _part, _fix in (
     ("parameter_shape", "parameter", 0, "a module was rebuilt with other sizes: build it once"),
     ("input_dtype", "parameter", 1, "convert the model once, before the loop (`model.to(dtype)`), "  # noqa: ISC004
      "and the data when it is loaded"),
     ("input_dtype", "input", 1, "convert the data once, when it is loaded"),
-    ("input_shape", "input", 0, "give every batch one shape: drop the last incomplete one, pad it, "  # noqa: ISC004
-     "or sort sizes into a few buckets"),
+    ("input_shape", "input", 0, "{shape_fix}"),
 ):  # fmt: skip
     cause(
         _kind, of=_of, spread=spread.downstream, more=_sizes, fix=_fix,  # type: ignore[arg-type]
@@ -767,10 +792,15 @@ cause(
 )(_always)  # fmt: skip
 
 
-def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+def _rounds(c: Comparison, claims: list[Claim]) -> Fields:
     fields = _numbers(claims[0].fact)
     times = "once" if fields["now"] == 1 else f"{fields['now']} times"
-    what = "loop" if claims[0].fact.row.more["loop"] else "line"
+    row = claims[0].fact.row
+    if row.more["loop"]:
+        return {**fields, "times": times, "what": f"the loop{at(row.site)} ran"}
+    scope = c.b[row.vertices[0]].scope
+    module = f" of module `{scope}`" if scope else ""
+    what = f"the ops{module}{at(row.site)} ran"
     return {**fields, "times": times, "what": what}
 
 
@@ -801,8 +831,8 @@ def _of_loop(c: Comparison, fact: Fact) -> Closure:
 
 @cause(
     "loop_count", of="loop", spread=_of_loop, more=_rounds,
-    says="the {what}{at} ran {times}, {before} in {graph_before}",
-    fix="run the loop a fixed number of times, or put each round in a step of its own",
+    says="{what} {times}, {before} in {graph_before}",
+    fix="run a loop or call a module a fixed number of times, or put each round in a step of its own",
 )  # fmt: skip
 def _other_rounds(c: Comparison, fact: Fact) -> bool:
     """Return whether a loop did; without one, other lines that call a function are the cause."""
@@ -1332,3 +1362,13 @@ cause(
     "code_path", of="visit", spread=spread.line, more=_path, fix=PATH_FIX,
     says="code path changed: {path}",
 )(_always)  # fmt: skip
+
+
+@cause(
+    "code_path", of="argument", spread=spread.downstream, fix=PATH_FIX, more=_argument,
+    says="code path changed: {op}{at} is in the place of the one{before_at}",
+)  # fmt: skip
+def _other_function(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    """Return whether an op that is given something else stands on another line."""
+    old, new = _vertices(fact)
+    return _same_op(fact) and position(old.site) != position(new.site)

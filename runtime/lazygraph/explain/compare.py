@@ -297,6 +297,8 @@ class Comparison:
             return now.op != before.op
         (one, other) = (vertex.types[0].partition("[") for vertex in (now, before))
         name, old = self.b.name(k), self.a.name(partner)
+        if name and old and {name.holder, old.holder} == {"module", "optimizer"}:
+            return True
         if one == other or name == old:
             return False
         both = name and old and name.text in self.a.names and old.text in self.b.names

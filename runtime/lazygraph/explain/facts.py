@@ -303,12 +303,14 @@ for _name in ("input", "parameter", "state"):
 
 @table("number")
 def numbers(side: Side) -> Table:
-    """Python numbers that are inputs, by the op that reads them."""
+    """Python numbers that are inputs of one side alone, by the op that reads them."""
     found: Table = {}
     seen: Counter[Hashable] = Counter()
     for leaf in side.leaves:
         kind = side[leaf].op
         if kind not in {"float", "int"} or not side.users[leaf]:
+            continue
+        if side.partner[leaf] >= 0:
             continue
         reader = side[side.users[leaf][0]]
         key = (position(reader.site), reader.scope, reader.op)

@@ -269,3 +269,27 @@ def test_a_slice_of_another_length_is_a_shape_though_its_start_varied():
     text = the_cause("shape").text
     assert "is f32[6,3], was f32[4,3]" in text
     assert "·" not in text
+
+
+def test_a_number_in_front_of_one_that_is_an_input_already_becomes_one_too():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+    for first, second in ((2.5, 3.5), (2.5, 4.5), (5.5, 4.5)):
+        with lazyrt.step():
+            y = x * first * second
+
+    assert y.dim() == 2
+    assert "`x * first * second`" in the_cause("lifted_number").text
+
+
+def test_a_cache_that_a_step_computed_is_no_batch_to_pad():
+    cache, token = ones(1, 4), ones(1, 1)
+    lazyrt.mark_step()
+    for _ in range(3):
+        cache = torch.cat([cache * 2, token], 1)
+        lazyrt.mark_step()
+
+    cause = explained()[1].top
+    assert cause.text.startswith("input `cache` is f32[1,5], was f32[1,4]")
+    assert "made at its full length" in cause.fix
+    assert "batch" not in cause.fix

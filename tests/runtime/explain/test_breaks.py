@@ -353,3 +353,19 @@ def test_an_evaluation_that_reads_its_result_is_another_step():
         net(ones(3, 4)).abs().mean().item()
 
     assert kinds(explained()[-1]) == ["other_step"]
+
+
+def test_a_check_of_gradients_before_an_update_leaves_no_parameter_without_it():
+    """The update reads the gradients, or shows them in another form, and so follows the break."""
+    net, x = layers(), ones(2, 4)
+    optimizer = sgd(net)
+    for checks in (False, True):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        if checks:
+            norms = torch.stack([p.grad.norm() for p in net.parameters()])
+            assert bool(norms.norm() < 100)
+        optimizer.step()
+
+    assert "update" not in kinds(explained()[-2])
+    assert explained()[-2].top.kind == "graph_break"

@@ -240,3 +240,21 @@ def test_a_layer_that_is_skipped_among_equal_ones_is_the_one_that_is_named():
 
     assert loss.dim() == 0
     assert "module `blocks.1` is not used" in latest().text
+
+
+def test_a_layer_that_is_skipped_among_equal_ones_has_its_name_with_an_optimizers_state():
+    """An op that equals an earlier one has that one's module, and moments have a weight's type."""
+    blocks = nn.ModuleList(
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(3)
+    ).to(DEVICE)
+    optimizer, x = torch.optim.AdamW(blocks.parameters()), ones(2, 3)
+    for skipped in (None, None, 1):
+        h = x
+        for number, block in enumerate(blocks):
+            if number != skipped:
+                h = h + block(h)
+        optimizer.zero_grad()
+        h.square().mean().backward()
+        optimizer.step()
+
+    assert "module `blocks.1` is not used" in the_cause("module_call").text

@@ -465,3 +465,47 @@ def test_an_op_put_in_front_of_a_module_is_a_path_and_no_other_input():
 
     assert y.dim() == 0
     assert "aten.reflection_pad1d.default" in the_cause("code_path").text
+
+
+class Refiner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.tanh(self.body(x) + x)
+
+
+def test_a_module_that_is_called_twice_has_its_name_and_is_no_loop():
+    model, x = Refiner().to(DEVICE), ones(2, 3)
+    for refines in (False, True):
+        y = x
+        if refines:
+            y = model(y)
+        y = model(y)
+        lazyrt.mark_step()
+
+    assert y.dim() == 2
+    text = the_cause("loop_count").text
+    assert text.startswith("the ops of module `Refiner` at test_visits.py:")
+    assert " ran 2 times, 1 in graph." in text
+
+
+def test_what_another_line_makes_in_the_place_of_a_value_names_both_lines():
+    def of_the_user():
+        return torch.zeros(3, device=DEVICE)
+
+    def by_default():
+        return torch.zeros(3, device=DEVICE, dtype=torch.float32)
+
+    x = ones(3)
+    for begin in (of_the_user, by_default):
+        y = (x + begin()).exp()
+        lazyrt.mark_step()
+
+    assert y.dim() == 1
+    cause = the_cause("code_path")
+    assert cause.before.function == "of_the_user"
+    assert cause.now.function == "by_default"
+    assert f"aten.zeros.default at {cause.now} is in the place of" in cause.text
+    assert cause.text.endswith(f" at {cause.before}")
