@@ -835,8 +835,22 @@ def _of_loop(c: Comparison, fact: Fact) -> Closure:
     fix="run a loop or call a module a fixed number of times, or put each round in a step of its own",
 )  # fmt: skip
 def _other_rounds(c: Comparison, fact: Fact) -> bool:
-    """Return whether a loop did; without one, other lines that call a function are the cause."""
-    return bool(fact.row.more["loop"]) or c.a.lines == c.b.lines
+    """Return whether a loop did; without one, other lines that call a function are the cause.
+
+    So are lines elsewhere that made what further ops read, as a loss more that `sum` adds.
+    """
+    loop = fact.row.more["loop"]
+    return c.a.lines == c.b.lines or (
+        bool(loop)
+        and not any(
+            position(side[o].site) not in other.lines
+            and not in_loop(side[o].site, loop)
+            for side, other, row in zip((c.a, c.b), (c.b, c.a), fact.both, strict=True)
+            for k in side.unmatched.intersection(row.vertices)
+            for o, _ in side[k].operands
+            if o in side.unmatched and not (side[o].is_leaf or side[o].backward)
+        )
+    )
 
 
 GUARD_SAYS = "torch.compile compiled `{name}`{where} again for the call{at}: {texts}"

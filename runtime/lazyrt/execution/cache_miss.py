@@ -113,6 +113,8 @@ def argument_name(site: SourceLocation | None, op: str, position: int) -> str:
     calls = [call for call in _covering(site, (ast.Call,)) if _callee(call) in names]
     if len(calls) != 1:
         return ""
+    if len(calls[0].args) + _is_method(calls[0]) > _positional(op):
+        return ""  # sizes that are given one by one
     expression = _argument(calls[0], name_in_schema(op, position), position)
     if expression is None or not any(
         isinstance(node, ast.Name) for node in ast.walk(expression)
@@ -140,8 +142,17 @@ def name_in_schema(op: str, position: int) -> str:
 
 def arguments_of(op: str) -> list[str]:
     """Return the names of an op's arguments; none for an op that torch does not have."""
+    return [str(each.name) for each in _schema_arguments(op)]
+
+
+def _schema_arguments(op: str) -> Sequence[torch.Argument]:
     found = next((each for each in _overloads(op) if str(each) == op), None)
-    return [str(each.name) for each in found._schema.arguments] if found else []
+    return found._schema.arguments if found else ()
+
+
+def _positional(op: str) -> int:
+    """Return how many arguments may be given without their names."""
+    return sum(not each.kwarg_only for each in _schema_arguments(op))
 
 
 def _overloads(op: str) -> list[Any]:
@@ -389,7 +400,9 @@ def _names_and_origins(
         found = None if id(owner) in by_autograd else by_buffer.get(id(owner))
         origin = _origin(leaf.position, dropped=owner is None)
         others = holders.get(id(pending.inputs[leaf.position]), [])
-        also = next((by_buffer[id(o)][0].text for o in others if o is not owner), "")
+        # A pending copy is the input itself until something is written to it.
+        copy = names[leaf].text if leaf in names else ""
+        also = next((by_buffer[id(o)][0].text for o in others if o is not owner), copy)
         origins[leaf] = origin._replace(memory_format=_memory_format(leaf), also=also)
         if found:
             names[leaf] = found[0]

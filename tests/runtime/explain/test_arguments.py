@@ -293,3 +293,16 @@ def test_a_cache_that_a_step_computed_is_no_batch_to_pad():
     assert cause.text.startswith("input `cache` is f32[1,5], was f32[1,4]")
     assert "made at its full length" in cause.fix
     assert "batch" not in cause.fix
+
+
+def test_sizes_that_are_given_one_by_one_have_no_variables_name():
+    token = ones(1, 1, 2)
+    lazyrt.mark_step()
+    for rows, columns in ((2, 3), (2, 4)):
+        with lazyrt.step():
+            grid = token.expand(rows, columns, -1) * 2
+
+    assert grid.dim() == 3
+    text = explained()[-1].top.text
+    assert "`token.expand(rows, columns, -1)` at test_arguments.py:" in text
+    assert "(`size` is [2, 4, -1], was [2, 3, -1])" in text

@@ -160,3 +160,18 @@ def test_a_copy_of_weights_names_what_holds_their_data_too():
         step(copies=copies)
 
     assert "but `target` also holds its data" in latest().text
+
+
+def test_an_average_that_begins_with_a_copy_of_the_weights_is_named():
+    """The copy waits for the next step, and is no value of its own before."""
+    weight, averaged = ones(4), ones(4)
+
+    def train():
+        with lazyrt.step():
+            weight.mul_(2)
+
+    train()
+    averaged.copy_(weight)
+    train()
+
+    assert "but `averaged` also holds its data" in the_cause("donation").text

@@ -170,3 +170,27 @@ def augmentation_flips_the_other_axis(change):
         opt.zero_grad()
         F.cross_entropy(model(pictures.flip(axis)), wanted).backward()
         opt.step()
+
+
+def losses_of(model, rows, classes, *, decays):
+    losses = {"classes": F.cross_entropy(model(rows), classes)}
+    if decays:
+        squares = [p.square().sum() for p in model.parameters()]  # planted
+        losses["decay"] = 1e-3 * sum(squares)  # planted
+    return losses
+
+
+@planted("code_path", names=("losses", "squares"))
+def a_loss_more_is_added(change):
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)).to(DEVICE)
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)
+    for epoch in range(4):
+        rows, classes = (
+            torch.randn(6, 4).to(DEVICE),
+            torch.randint(0, 2, (6,)).to(DEVICE),
+        )
+        losses = losses_of(model, rows, classes, decays=change and epoch > 1)
+        total = sum(losses.values())
+        opt.zero_grad()
+        total.backward()
+        opt.step()

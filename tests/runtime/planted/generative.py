@@ -140,3 +140,33 @@ def ema_begins_after_warmup(change):
             optimizer.step()
             if change and step >= 2:
                 ema.update(model)  # planted
+
+
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.time = nn.Embedding(4, 5)
+        self.body = nn.Linear(6, 5)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, noisy, t, guess):
+        h = self.body(torch.cat([noisy, guess], 1)) + self.time(t)
+        return self.out(torch.nn.functional.silu(h))
+
+
+@planted("loop_count", "module_call", names=("Denoiser", "net"))
+def a_diffusion_model_conditions_on_its_own_guess(change):
+    net = Denoiser().to("lazyrt")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for coin in (0.9, 0.8, 0.1 if change else 0.7):
+        clean = torch.randn(4, 3).to("lazyrt")
+        t = torch.randint(0, 4, (4,)).to("lazyrt")
+        noise = torch.randn_like(clean)
+        guess = torch.zeros_like(clean)
+        if coin < 0.5:
+            with torch.no_grad():
+                guess = net(clean + noise, t, guess)  # planted
+        loss = (net(clean + noise, t, guess) - noise).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()

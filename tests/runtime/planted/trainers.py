@@ -207,3 +207,41 @@ def a_bad_step_is_skipped(change):
     if change:
         trainer.bad_epochs = (2,)  # planted
     trainer.fit(regression(), epochs=4)
+
+
+class ChecksGradients(Trainer):
+    checks_from = 9
+
+    def fit(self, batch, epochs):
+        for epoch in range(epochs):
+            self.optimizer.zero_grad()
+            self.training_step(batch).backward()
+            if epoch >= self.checks_from and self.are_large():
+                continue
+            self.optimizer.step()
+
+    def are_large(self):
+        norms = [p.grad.norm() for p in self.model.parameters()]
+        return bool(torch.stack(norms).norm() > 100)  # planted
+
+
+@planted("graph_break", names=("bool()", "are_large"), graphs=2)
+def large_gradients_are_skipped(change):
+    trainer = ChecksGradients(
+        nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 1))
+    )
+    if change:
+        trainer.checks_from = 2
+    trainer.fit(regression(), epochs=4)
+
+
+@planted("donation", "update", names=("averaged", "averaged.module.weight"))
+def weights_are_averaged_from_an_epoch_on(change):
+    batch, model = regression(), nn.Linear(5, 1)
+    trainer = Trainer(model)
+    averaged = torch.optim.swa_utils.AveragedModel(trainer.model)
+    lazyrt.mark_step()
+    for epoch in range(5):
+        trainer.fit(batch, epochs=1)
+        if change and epoch >= 2:
+            averaged.update_parameters(trainer.model)  # planted

@@ -158,3 +158,37 @@ def decoder_attends_to_itself(change):
         optimizer.zero_grad()
         (attended - query - memory).square().mean().backward()
         optimizer.step()
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x, dropped):
+        for number, block in enumerate(self.blocks):
+            if number == dropped:
+                continue  # planted
+            x = block(x)
+        return x
+
+
+@planted("module_call", names=("model.blocks.1", "model.blocks.1.up"))
+def one_of_equal_blocks_is_dropped(change):
+    """With an optimizer that keeps two moments of each weight's size."""
+    model = Deep().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for dropped in (-1, -1, 1 if change else -1):
+        x = torch.randn(4, 4).to(device)
+        optimizer.zero_grad()
+        model(x, dropped).square().mean().backward()
+        optimizer.step()
