@@ -111,7 +111,9 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
         if is_sure or (front and (moved or _continues(whole, front, c.makers, part))):
-            own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
+            views = {k for k in part.unmatched if is_view(part[k])}
+            own = part.downstream(leaves, views.__contains__)
+            own |= _on_line_of(part, begins)
             both = front, own
             closure = Closure(*(both if whole is c.a else both[::-1]))
             yield _fact(f"begins {what}", old.began_after, new.began_after,

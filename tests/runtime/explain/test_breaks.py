@@ -369,3 +369,19 @@ def test_a_check_of_gradients_before_an_update_leaves_no_parameter_without_it():
 
     assert "update" not in kinds(explained()[-2])
     assert explained()[-2].top.kind == "graph_break"
+
+
+def test_gradients_that_a_graph_begins_with_after_a_read_are_no_state():
+    """A bias has its gradient in another form, which the update reads."""
+    net, x = layers(), ones(2, 4)
+    optimizer = sgd(net)
+    for reads in (False, True):
+        optimizer.zero_grad()
+        for micro in (x, x + 1):
+            loss = net(micro).square().mean()
+            loss.backward()
+            if reads:
+                assert loss.item() >= 0
+        optimizer.step()
+
+    assert kinds(explained()[-1]) == ["graph_break"]
