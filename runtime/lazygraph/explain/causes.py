@@ -702,7 +702,7 @@ def _sizes(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
         if len(old) == len(new) and len(pairs) == 1:
             found += pairs
     is_computed = origin is not None and origin.step >= 0
-    shape_fix = _CACHE_FIX if is_computed else _BATCH_FIX
+    shape_fix = LENGTH_FIX if is_computed else _BATCH_FIX
     return {"sizes": tuple(dict.fromkeys(found)), "shape_fix": shape_fix}
 
 
@@ -715,9 +715,9 @@ _BATCH_FIX = (
     "give every batch one shape: drop the last incomplete one, pad it, or sort sizes into a few "
     "buckets"
 )
-_CACHE_FIX = (
-    "an earlier step computed it: keep its size fixed, as a cache that is made at its full length "
-    "and written into"
+LENGTH_FIX = (
+    "each length is a graph of its own: pad it to one length, or to a few, and mask the rest; "
+    "a loop that generates text wants a cache of fixed length"
 )
 
 for _kind, _of, _part, _fix in (
@@ -793,15 +793,11 @@ cause(
 
 
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:
-    fields = _numbers(claims[0].fact)
+    fields, row = _numbers(claims[0].fact), claims[0].fact.row
     times = "once" if fields["now"] == 1 else f"{fields['now']} times"
-    row = claims[0].fact.row
-    if row.more["loop"]:
-        return {**fields, "times": times, "what": f"the loop{at(row.site)} ran"}
     scope = c.b[row.vertices[0]].scope
-    module = f" of module `{scope}`" if scope else ""
-    what = f"the ops{module}{at(row.site)} ran"
-    return {**fields, "times": times, "what": what}
+    ops = f"ops of module `{scope}`" if scope else "ops"
+    return {**fields, "times": times, "what": "loop" if row.more["loop"] else ops}
 
 
 def _in_each_round(c: Comparison, claims: list[Claim]) -> Fields:
@@ -831,8 +827,9 @@ def _of_loop(c: Comparison, fact: Fact) -> Closure:
 
 @cause(
     "loop_count", of="loop", spread=_of_loop, more=_rounds,
-    says="{what} {times}, {before} in {graph_before}",
-    fix="run a loop or call a module a fixed number of times, or put each round in a step of its own",
+    says="the {what}{at} ran {times}, {before} in {graph_before}",
+    fix="run the loop a fixed number of times, call a module as often in each step, or put each round "
+    "in a step of its own",
 )  # fmt: skip
 def _other_rounds(c: Comparison, fact: Fact) -> bool:
     """Return whether a loop did; without one, other lines that call a function are the cause.

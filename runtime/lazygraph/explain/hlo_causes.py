@@ -157,30 +157,25 @@ ELIDED = frozenset({"{...}", "__elided__"})
 
 def unseen(found: GraphDiff) -> Iterator[str]:
     """Yield what was not compared, as one dump or both leave it out."""
-    bare = [_is_bare(found.a), _is_bare(found.b)]
+    bare = _is_bare(found.a), _is_bare(found.b)
     if any(bare):
-        yield (
-            f"not compared: dimensions and elements of tuples, which {_whose(*bare)} out; print "
-            "with `print_extra_attributes`"
-        )
-    before, now = _elided(found.a), _elided(found.b)
-    if before or now:
-        count = max(before, now)
+        what = "dimensions and elements of tuples"
+        yield _not_compared(what, bare, "print_extra_attributes")
+    elided = _elided(found.a), _elided(found.b)
+    if count := max(elided):
         what = "value of a constant" if count == 1 else f"values of {count:,} constants"
-        yield (
-            f"not compared: the {what}, which {_whose(bool(before), bool(now))} out; print "
-            "with `print_large_constants`"
-        )
+        yield _not_compared(f"the {what}", elided, "print_large_constants")
 
 
 def _is_bare(graph: Graph) -> bool:
     return isinstance(graph.source, HloModule) and lacks_attributes(graph.source)
 
 
-def _whose(first: bool, second: bool) -> str:  # noqa: FBT001
-    if first and second:
-        return "both dumps leave"
-    return f"the {'first' if first else 'second'} dump leaves"
+def _not_compared(what: str, left_out: tuple[int, int], option: str) -> str:
+    """Return what one dump or both leave out."""
+    whose = f"the {'first' if left_out[0] else 'second'} dump leaves"
+    whose = "both dumps leave" if all(left_out) else whose
+    return f"not compared: {what}, which {whose} out; print with `{option}`"
 
 
 def _elided(graph: Graph) -> int:
@@ -194,9 +189,7 @@ def _elided(graph: Graph) -> int:
         for k, form in enumerate(source.forms)
         if form.op == CONSTANT and form.literal.strip() in ELIDED
     }
-    if not forms:
-        return 0
-    computations = source.computations.values()
+    computations = source.computations.values() if forms else ()
     return sum(form in forms for each in computations for form in each.forms)
 
 
@@ -254,25 +247,17 @@ def _root_sharding(module: HloModule) -> str:
 
 def _donations(found: GraphDiff) -> Iterator[str]:
     """Yield which inputs give up their memory to results in one program only."""
-    before, now = _donated(found.a), _donated(found.b)
-    partner = found.partner_a
-    kept = {partner[x] for x in before}
-    sides = (
-        (
-            found.b,
-            sorted(y for y in now - kept if found.partner_b[y] >= 0),
-            "now gives",
-        ),
-        (
-            found.a,
-            sorted(x for x in before if partner[x] >= 0 and partner[x] not in now),
-            "no longer gives",
-        ),
-    )
-    for graph, nodes, what in sides:
+    before, now, partner = _donated(found.a), _donated(found.b), found.partner_a
+    new = now - {partner[x] for x in before}
+    new = {y for y in new if found.partner_b[y] >= 0}
+    gone = {x for x in before if partner[x] >= 0 and partner[x] not in now}
+    for graph, nodes, gives in (
+        (found.b, sorted(new), "now gives"),
+        (found.a, sorted(gone), "no longer gives"),
+    ):
         if nodes:
             others = f" and {len(nodes) - 1:,} more, each" if len(nodes) > 1 else ""
-            yield f"input {_name(graph, nodes[0])}{others} {what} up its memory to a result (donation)"
+            yield f"input {_name(graph, nodes[0])}{others} {gives} up its memory to a result (donation)"
 
 
 def _donated(graph: Graph) -> set[int]:

@@ -572,20 +572,15 @@ def _donation(before: Record, now: Record) -> Cause:
     other = holder if holder.startswith("`") and holder != was else _others(now, kept)
     is_, its = ("is", "its") if len(kept) == 1 else ("are", "their")
     parts = []
-    if kept and are_copies:
+    if kept:
         copied = other if other == holder else "another tensor"
-        parts.append(
-            f"{was} {is_} overwritten in place, but {its} data came from {copied}"
-        )
-    elif kept:
-        parts.append(
-            f"{was} {is_} overwritten in place, but {other} also hold{'' if ', ' in other or ' and ' in other else 's'} {its} data"
-        )
+        hold = "hold" if ", " in other or " and " in other else "holds"
+        held = f"{other} also {hold} {its} data"
+        why = f"{its} data came from {copied}" if are_copies else held
+        parts.append(f"{was} {is_} overwritten in place, but {why}")
     if given:
-        verb = "is" if len(given) == 1 else "are"
-        parts.append(
-            f"{_inputs(now, given)} {verb} donated and {verb.replace('is', 'was').replace('are', 'were')} not"
-        )
+        verbs = ("is", "was") if len(given) == 1 else ("are", "were")
+        parts.append(f"{_inputs(now, given)} {verbs[0]} donated and {verbs[1]} not")
     names = _names(before, kept) if kept else _names(now, given)
     return _of_key(
         "donation",
@@ -633,10 +628,6 @@ def _others(record: Record, positions: set[int]) -> str:
 
 _LEAST = 3  # graphs: two sizes may be two kinds of batches
 _SHOWN = 5
-_FIX = (
-    "each length is a graph of its own: pad it to one length, or to a few, and mask the rest; "
-    "a loop that generates text wants a cache of fixed length"
-)
 
 
 def with_growth(
@@ -688,7 +679,7 @@ def _with_series(cause: Cause, sizes: list[int]) -> Cause:
     return replace(
         cause,
         text=f"{cause.text}; {what} {verb} from graph to graph: {start}{series}",
-        fix=_FIX if cause.kind.endswith("_shape") else cause.fix,
+        fix=causes.LENGTH_FIX if cause.kind.endswith("_shape") else cause.fix,
     )
 
 

@@ -67,8 +67,7 @@ class UserSource(Source):
 
     def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
-        calls = _covering(site, (ast.Call,))
-        mine = [call for call in calls if _callee(call) in _spellings(op)]
+        mine = [c for c in _covering(site, (ast.Call,)) if _callee(c) in _spellings(op)]
         text = ast.unparse(mine[0]) if len(mine) == 1 else ""
         return self.quote(text if len(text) <= _MAX_TEXT else "")
 
@@ -84,11 +83,11 @@ class UserSource(Source):
 
     def loop(self, site: SourceLocation | None) -> Loop | None:
         """Return the innermost `for` or `while` around a line; None where none is known."""
-        around = list(_covering(site, (ast.For, ast.While, ast.AsyncFor)))
-        if site is None or not around:
+        around = _covering(site, (ast.For, ast.While, ast.AsyncFor))
+        found = max(around, key=lambda node: node.lineno, default=None)
+        if site is None or found is None:
             return None
-        innermost = max(around, key=lambda node: node.lineno)
-        return site.file, innermost.lineno, innermost.end_lineno or innermost.lineno
+        return site.file, found.lineno, found.end_lineno or found.lineno
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
@@ -96,9 +95,7 @@ class UserSource(Source):
 
     def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
         """Return the expression in which a number varied, and the number's name there."""
-        found = expression_at(site, op)
-        if found is None:
-            return "", ""
+        found = expression_at(site, op) or Expression("")
         return self.quote(found.text), self.quote(found.number)
 
 
@@ -113,7 +110,8 @@ def argument_name(site: SourceLocation | None, op: str, position: int) -> str:
     calls = [call for call in _covering(site, (ast.Call,)) if _callee(call) in names]
     if len(calls) != 1:
         return ""
-    if len(calls[0].args) + _is_method(calls[0]) > _positional(op):
+    number = len(calls[0].args) + _is_method(calls[0])
+    if number > len(arguments_of(op, by_keyword=False)):
         return ""  # sizes that are given one by one
     expression = _argument(calls[0], name_in_schema(op, position), position)
     if expression is None or not any(
@@ -140,29 +138,18 @@ def name_in_schema(op: str, position: int) -> str:
     return names[position] if 0 <= position < len(names) else ""
 
 
-def arguments_of(op: str) -> list[str]:
+def arguments_of(op: str, *, by_keyword: bool = True) -> list[str]:
     """Return the names of an op's arguments; none for an op that torch does not have."""
-    return [str(each.name) for each in _schema_arguments(op)]
-
-
-def _schema_arguments(op: str) -> Sequence[torch.Argument]:
     found = next((each for each in _overloads(op) if str(each) == op), None)
-    return found._schema.arguments if found else ()
-
-
-def _positional(op: str) -> int:
-    """Return how many arguments may be given without their names."""
-    return sum(not each.kwarg_only for each in _schema_arguments(op))
+    given = found._schema.arguments if found else []
+    return [str(each.name) for each in given if by_keyword or not each.kwarg_only]
 
 
 def _overloads(op: str) -> list[Any]:
     namespace, name, *_ = (*op.split("."), "")
     packet = getattr(getattr(torch.ops, namespace, None), name, None) if name else None
-    return (
-        [getattr(packet, each) for each in packet.overloads()]
-        if packet is not None
-        else []
-    )
+    names = packet.overloads() if packet is not None else []
+    return [getattr(packet, each) for each in names]
 
 
 def _spellings(op: str) -> set[str]:
@@ -399,10 +386,10 @@ def _names_and_origins(
         owner = pending.owners[leaf.position]()
         found = None if id(owner) in by_autograd else by_buffer.get(id(owner))
         origin = _origin(leaf.position, dropped=owner is None)
-        others = holders.get(id(pending.inputs[leaf.position]), [])
+        same = holders.get(id(pending.inputs[leaf.position]), [])
+        others = (by_buffer[id(each)][0] for each in same if each is not owner)
         # A pending copy is the input itself until something is written to it.
-        copy = names[leaf].text if leaf in names else ""
-        also = next((by_buffer[id(o)][0].text for o in others if o is not owner), copy)
+        also = next(others, names.get(leaf, Name(""))).text
         origins[leaf] = origin._replace(memory_format=_memory_format(leaf), also=also)
         if found:
             names[leaf] = found[0]

@@ -291,7 +291,7 @@ def test_a_cache_that_a_step_computed_is_no_batch_to_pad():
 
     cause = explained()[1].top
     assert cause.text.startswith("input `cache` is f32[1,5], was f32[1,4]")
-    assert "made at its full length" in cause.fix
+    assert "a cache of fixed length" in cause.fix
     assert "batch" not in cause.fix
 
 
