@@ -1,35 +1,209 @@
-"""Boxes of programs: of the runtime's graphs, of StableHLO and of HLO, with what these cost.
+"""Boxes of programs: IR, StableHLO and HLO, all drawn from their columns, and what these cost.
 
-Nothing here imports the runtime; a graph is read through its attributes.
+Nothing here imports the runtime; what only its graphs know of memory is read through attributes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from lazygraph import from_ir
 from lazygraph.diff import callee_graph, callees
 from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.read.lazy_ir import GETITEM
 from lazygraph.snapshot import AUTOGRAD
-from lazygraph.types import flops, short_name, tensor_type, type_bytes
+from lazygraph.types import flops, short_name, split_types, type_bytes
 from lazyviz.draw import model
 from lazyviz.render.text import leaf_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from lazygraph.graph import Graph, Label, Origin
     from lazyrt import Graph as IrGraph
-    from lazyrt.tools import Holding, Leaf, Node, Op, Provenance, Value
+    from lazyrt.tools import Holding, Node, Provenance, Value
 
 _MAX_TYPE_CHARS = 30
-_LEAF_KINDS: dict[str, model.Kind] = {
-    "data": "parameter",
-    "float": "constant",
-    "int": "constant",
-    "rng": "random",
+_RANDOM = "rng"
+# What inputs of each kind are drawn as; those of HLO have no kind.
+_LEAVES: dict[str, tuple[model.Kind, str]] = {
+    "data": ("parameter", "input"),
+    "float": ("constant", "float"),
+    "int": ("constant", "int"),
+    _RANDOM: ("random", "rng"),
 }
-_LEAF_LABELS = {"data": "input", "float": "float", "int": "int", "rng": "rng"}
+_CALLS = frozenset({"call", "custom-call", "custom_call"})
+_FREE = frozenset(
+    {PARAMETER, CONSTANT, "tuple", "get-tuple-element", GETITEM, "bitcast"}
+)
+_MAX_LITERAL = 16
+_DEEPEST = 8  # calls within calls that are counted
+_MAX_WRAPPERS = 3
+
+
+class Known(TypedDict, total=False):
+    """What only the runtime knows of a node or of an input, as parts of its box."""
+
+    members: tuple[int, ...]
+    marks: tuple[str, ...]
+    library: str
+    is_new: bool
+    runs: int
+    scope: str
+    step: str
+
+
+def draw_program(
+    graph: Graph,
+    kind: str = "IR graph",
+    outputs: Mapping[int, str] | None = None,
+    site_text: Callable[[str], str] = str,
+    known: Mapping[str, Known] = MappingProxyType({}),
+) -> model.DrawGraph:
+    """Return the drawing of a whole program, nothing folded.
+
+    The results of an op with several are one box with it.
+
+    Args:
+        graph: A program in any form.
+        kind: Which form that is.
+        outputs: Names of outputs by position, of which no holder is known.
+        site_text: How the reader calls a line.
+        known: What the runtime knows of a node or an input, by its name in listings.
+    """
+    pairs = zip(graph.ops, graph.operands, strict=True)
+    owner = {k: reads[0] for k, (op, reads) in enumerate(pairs) if op == GETITEM}
+    roots = {owner.get(node, node) for node in graph.outputs}
+    # Constants are read all over a program: they are told in words, at their readers.
+    drawn = [
+        k
+        for k, op in enumerate(graph.ops)
+        if op != GETITEM and (op != CONSTANT or k in roots)
+    ]
+    where = {node: position for position, node in enumerate(drawn)}
+    results: dict[int, list[int]] = {}
+    for result, node in owner.items():
+        where[result] = where[node]
+        results.setdefault(node, []).append(result)
+    names: dict[int, str] = {}
+    given = ((n, (outputs or {}).get(k, "")) for k, n in enumerate(graph.outputs))
+    for node, name in (*sorted(graph.holders.items()), *given):
+        if name:
+            names.setdefault(owner.get(node, node), name)
+    boxes = tuple(
+        node_box(
+            graph,
+            node,
+            names.get(node, ""),
+            results.get(node, ()),
+            site_text,
+            known.get(graph.names[node], {}),
+        )
+        for node in drawn
+    )
+    edges = {
+        (where[operand], where[node])
+        for node in drawn
+        for operand in graph.operands[node]
+        if operand in where
+    }
+    return model.DrawGraph(
+        boxes=boxes,
+        edges=tuple(sorted(edges)),
+        nodes=sum(bool(box.members) for box in boxes),
+        kind=kind,
+    )
+
+
+def node_box(
+    graph: Graph,
+    node: int,
+    called: str = "",
+    results: Sequence[int] = (),
+    site_text: Callable[[str], str] = str,
+    known: Known | None = None,
+) -> model.Box:
+    """Return the box of a node and of its results; inputs and constants have no members."""
+    label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
+    held, saved = graph.held_outputs, graph.saved_outputs
+    is_root = node in held or not held.isdisjoint(results)
+    more: Known = {**(known or {})}
+    if label.op == PARAMETER:
+        called = called or origin.op_name
+        kind, noun = _LEAVES.get(label.attrs, ("parameter", ""))
+        number = graph.numbers.get(node, "")
+        shown = called or (f"{noun} {number}" if noun else name.lstrip("%"))
+        users = graph.users[node]
+        path = _path_of(graph.origin(users[0][0])) if users else ()
+        return model.Box(
+            label=shown, detail=label.type, kind=kind, op=name, path=path, is_root=is_root,
+            name=called, **more,
+        )  # fmt: skip
+    if label.op == CONSTANT:
+        shown = label.literal if len(label.literal) <= _MAX_LITERAL else "constant"
+        return model.Box(
+            label=shown, detail=label.type, kind="constant", op=name, is_root=is_root
+        )
+    if not is_root and (node in saved or not saved.isdisjoint(results)):
+        more["marks"] = (*more.get("marks", ()), model.SAVED)
+    more.setdefault("members", (node,))
+    path = _path_of(origin)
+    shown = _called(label, origin) or short_name(label.op)
+    return model.Box(
+        label=f"{called} = {shown}" if called else shown,
+        detail=_types(label.type),
+        kind=_kind(graph, node, path),
+        op=label.op,
+        listed=name,
+        path=path,
+        site=site_text(origin.site),
+        is_root=is_root,
+        name=called,
+        **more,
+    )
+
+
+def _kind(graph: Graph, node: int, path: tuple[str, ...]) -> model.Kind:
+    """Return what an op is drawn as; one that draws random numbers reads their state."""
+    reads = graph.operands[node]
+    if any(graph.ops[k] == PARAMETER and graph.attrs[k] == _RANDOM for k in reads):
+        return "random"
+    return "backward" if path[:1] == (model.BACKWARD,) else "op"
+
+
+@lru_cache(maxsize=4_096)
+def _types(type_text: str) -> str:
+    """Return the types of a node's results, or how many more there are than fit."""
+    types = [each for each in split_types(type_text) if each != "none"]
+    if not types:
+        return "no result"
+    joined = ", ".join(types)
+    if len(types) == 1 or len(joined) <= _MAX_TYPE_CHARS:
+        return joined
+    return f"{types[0]} and {len(types) - 1} more"
+
+
+def _called(label: Label, origin: Origin) -> str:
+    """Return what a call or a fusion stands for, in the framework's words."""
+    if not origin.op_name or label.op not in _CALLS | {"fusion"}:
+        return ""
+    said = short_name(origin.op_name.removesuffix(model.BACKWARD).strip())
+    return said if label.op in _CALLS else f"fusion: {said}"
+
+
+def _path_of(origin: Origin) -> tuple[str, ...]:
+    """Return the parts of a module path; those of a backward op begin with `BACKWARD`."""
+    scope = origin.scope.replace("/", ".")
+    is_backward = model.BACKWARD in scope or origin.op_name.endswith(model.BACKWARD)
+    plain = scope.replace(model.BACKWARD, "").strip()
+    parts = tuple(part for part in plain.split(".") if part)
+    return (model.BACKWARD, *parts) if is_backward else parts
+
+
+# --- what only a graph of the runtime knows
 
 
 def draw_graph(
@@ -40,7 +214,7 @@ def draw_graph(
     runs: Mapping[Node, int] | None = None,
     holdings: Mapping[Any, Holding] | None = None,
 ) -> model.DrawGraph:
-    """Return the drawing of a whole graph, nothing folded.
+    """Return the drawing of a graph of the runtime, nothing folded; members are ids of its nodes.
 
     Args:
         graph: A graph of the runtime.
@@ -50,80 +224,54 @@ def draw_graph(
         holdings: What stands behind inputs and outputs, from `Inspection.holdings`; with them
             boxes say what is a view, a parameter, overwritten or donated.
     """
+    held = holdings or {}
+    called = {value: each.name for value, each in held.items() if each.name}
+    columns = from_ir(graph, called=called | dict(names or {}))
+    columns.saved = saved_outputs(graph.roots, held)
     with_memory = holdings is not None
-    holdings = holdings or {}
-    held_names = {value: held.name for value, held in holdings.items() if held.name}
-    names = {**held_names, **(names or {})}
-    runs = runs or {}
-    boxes: list[model.Box] = []
-    position: dict[Any, int] = {}
-    roots = {root.node or root for root in graph.roots}
-    paths = _leaf_paths(graph.nodes)
-    views = _views(graph.nodes) if with_memory else set()
-
-    def add_leaf(value: Any) -> None:
-        position[value] = len(boxes)
-        marks = _leaf_marks(holdings.get(value))
-        is_root = value in roots
-        boxes.append(_leaf_box(value, paths, names, marks=marks, is_root=is_root))
-
-    for node in graph.nodes:
-        for value in node.operands:
-            if value.node is None and value not in position:
-                add_leaf(value)
-        position[node] = len(boxes)
-        held = [holdings[value] for value in node.outputs if value in holdings]
-        marks = _node_marks(held, is_view=node in views)
-        # Autograd alone holds what it gives.
-        if node in roots and held and all(each.holder == AUTOGRAD for each in held):
-            marks = (*marks, model.SAVED)
-        box = _node_box(
-            node,
-            names,
-            is_root=node in roots and model.SAVED not in marks,
+    known = {
+        f"%{node.id}": Known(
+            members=(node.id,),
+            marks=_node_marks(node, held) if with_memory else (),
+            library=_library(node.provenance),
             is_new=new is None or node.id in new,
-            runs=runs.get(node, 0),
-            marks=marks if with_memory else (),
+            runs=(runs or {}).get(node, 0),
+            scope=node.provenance.scope,
+            step=node.provenance.step,
         )
-        boxes.append(box)
-    for leaf_value in graph.parameters:  # a root that is an input and no op reads
-        if leaf_value not in position:
-            add_leaf(leaf_value)
-    return model.DrawGraph(
-        boxes=tuple(boxes),
-        edges=tuple(sorted(_edges(graph.nodes, position))),
-        nodes=len(graph.nodes),
-        fingerprint=graph.fingerprint if graph.nodes else "",
-        aliases=_edges(views, position, 1),
-        updates=_updates(holdings, position),
-    )
+        for node in graph.nodes
+    }
+    for leaf in graph.parameters:
+        known[leaf_name(leaf)] = Known(marks=_leaf_marks(held.get(leaf)))
+    drawing = draw_program(columns, known=known)
+    position = {box.listed or box.op: k for k, box in enumerate(drawing.boxes)}
+
+    def place(value: Value) -> int:
+        node = value.node
+        return position[leaf_name(value) if node is None else f"%{node.id}"]
+
+    views = {
+        (place(node.operands[0]), position[f"%{node.id}"])
+        for node in graph.nodes
+        if with_memory and node.op.is_view and node.operands
+    }
+    updates = {
+        (place(value), place(each.overwrites))
+        for value, each in held.items()
+        if value.node is not None and each.overwrites is not None
+    }
+    return replace(drawing, aliases=frozenset(views), updates=tuple(sorted(updates)))
 
 
-def _edges(
-    nodes: Iterable[Node], position: Mapping[Any, int], operands: int | None = None
-) -> frozenset[tuple[int, int]]:
-    """Return what nodes read, or the first few operands of them, as pairs of positions."""
+def saved_outputs(
+    roots: Sequence[Value], holdings: Mapping[Value, Holding]
+) -> frozenset[int]:
+    """Return the positions of the results that autograd alone holds."""
     return frozenset(
-        (position[value.node or value], position[node])
-        for node in nodes
-        for value in node.operands[:operands]
+        k
+        for k, root in enumerate(roots)
+        if root in holdings and holdings[root].holder == AUTOGRAD
     )
-
-
-def _views(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes whose results share memory with their first operands."""
-    known: dict[Op, bool] = {}
-    for node in nodes:
-        if node.op not in known:
-            known[node.op] = _is_view(node.op)
-    return {node for node in nodes if known[node.op]}
-
-
-def _is_view(op: Op) -> bool:
-    """Return whether an op's result shares memory with its first operand, by its schema."""
-    returns = getattr(op.schema, "returns", ())
-    alias = getattr(returns[0], "alias_info", None) if returns else None
-    return alias is not None and not alias.is_write
 
 
 _HOLDERS = {
@@ -146,60 +294,15 @@ def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def _node_marks(held: Sequence[Holding], *, is_view: bool) -> tuple[str, ...]:
-    marks = ["view"] if is_view else []
+def _node_marks(node: Node, holdings: Mapping[Any, Holding]) -> tuple[str, ...]:
+    held = [holdings[value] for value in node.outputs if value in holdings]
+    marks = ["view"] if node.op.is_view else []
     version = max((each.version or 0 for each in held), default=0)
     if version:
         marks.append(f"v{version}")
     if any(each.overwrites is not None for each in held):
         marks.append("in place")
     return tuple(marks)
-
-
-def _updates(
-    holdings: Mapping[Any, Holding], position: Mapping[Any, int]
-) -> tuple[tuple[int, int], ...]:
-    pairs = {
-        (position[value.node], position[held.overwrites])
-        for value, held in holdings.items()
-        if held.overwrites is not None
-        and value.node in position
-        and held.overwrites in position
-    }
-    return tuple(sorted(pairs))
-
-
-def _node_box(
-    node: Node,
-    names: Mapping[Any, str],
-    *,
-    is_root: bool,
-    is_new: bool,
-    runs: int,
-    marks: tuple[str, ...],
-) -> model.Box:
-    provenance = node.provenance
-    is_backward = provenance.backward is not None
-    outputs = [value for value in node.outputs if value is not None]
-    name = next((names[value] for value in outputs if value in names), "")
-    label = short_name(node.op.name)
-    return model.Box(
-        label=f"{name} = {label}" if name else label,
-        detail=_types(outputs),
-        kind="random" if node.op.is_random else "backward" if is_backward else "op",
-        op=node.op.name,
-        path=_path(provenance.module, is_backward=is_backward),
-        site=str(provenance.site or ""),
-        library=_library(provenance),
-        is_root=is_root,
-        is_new=is_new,
-        name=name,
-        members=(node.id,),
-        runs=runs,
-        marks=marks,
-        scope=getattr(provenance, "scope", ""),
-        step=getattr(provenance, "step", ""),
-    )
 
 
 def _library(provenance: Provenance) -> str:
@@ -210,135 +313,7 @@ def _library(provenance: Provenance) -> str:
     return str(provenance.library or "")
 
 
-def _types(values: Sequence[Value]) -> str:
-    texts = [tensor_type(value) for value in values]
-    if not texts:
-        return "no result"
-    joined = ", ".join(texts)
-    if len(joined) <= _MAX_TYPE_CHARS:
-        return joined
-    return f"{texts[0]} and {len(texts) - 1} more" if len(texts) > 1 else joined
-
-
-def _path(module: str, *, is_backward: bool) -> tuple[str, ...]:
-    parts = tuple(part for part in module.split(".") if part)
-    return (model.BACKWARD, *parts) if is_backward else parts
-
-
-def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
-    """Return for each leaf the module path of the first operation that reads it."""
-    paths: dict[Any, tuple[str, ...]] = {}
-    for node in nodes:
-        for value in node.operands:
-            if value.node is None and value not in paths:
-                backward = node.provenance.backward is not None
-                paths[value] = _path(node.provenance.module, is_backward=backward)
-    return paths
-
-
-def _leaf_box(
-    leaf: Leaf,
-    paths: Mapping[Any, tuple[str, ...]],
-    names: Mapping[Any, str],
-    *,
-    marks: tuple[str, ...],
-    is_root: bool,
-) -> model.Box:
-    name = names.get(leaf, "")
-    label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
-    return model.Box(
-        label=name or f"{label} {leaf.position}",
-        detail=tensor_type(leaf),
-        kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
-        op=leaf_name(leaf),
-        path=paths.get(leaf, ()),
-        is_root=is_root,
-        name=name,
-        marks=marks,
-    )
-
-
-_CALLS = frozenset({"call", "custom-call", "custom_call"})
-_FREE = frozenset(
-    {PARAMETER, CONSTANT, "tuple", "get-tuple-element", "getitem", "bitcast"}
-)
-_MAX_LITERAL = 16
-_DEEPEST = 8  # calls within calls that are counted
-_MAX_WRAPPERS = 3
-
-
-def draw_hlo(
-    graph: Graph,
-    kind: str,
-    outputs: Mapping[int, str] | None = None,
-    site_text: Callable[[str], str] = str,
-) -> model.DrawGraph:
-    """Return the drawing of a whole program, nothing folded.
-
-    Inputs have the names of their holders; `outputs` names outputs by their position.
-    """
-    names = {node: graph.holders.get(node, "") for node in graph.numbers}
-    for position, node in enumerate(graph.outputs):
-        names[node] = names.get(node) or (outputs or {}).get(position, "")
-    roots = set(graph.outputs)
-    # Constants are read all over a program: they are told in words, at their readers.
-    drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
-    where = {node: position for position, node in enumerate(drawn)}
-    boxes = [node_box(graph, node, names.get(node, "")) for node in drawn]
-    edges = {
-        (where[operand], where[node])
-        for node in drawn
-        for operand in graph.operands[node]
-        if operand in where
-    }
-    return model.DrawGraph(
-        boxes=tuple(replace(box, site=site_text(box.site)) for box in boxes),
-        edges=tuple(sorted(edges)),
-        nodes=sum(bool(box.members) for box in boxes),
-        kind=kind,
-    )
-
-
-def node_box(graph: Graph, node: int, called: str = "") -> model.Box:
-    """Return the box of an instruction; inputs and numbers have no members."""
-    label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
-    path, is_root = _path_of(origin), node in graph.held_outputs
-    box = model.Box(label="", detail=label.type, op=name, path=path, is_root=is_root)
-    if label.op == PARAMETER:
-        called = called or origin.op_name
-        kind = _LEAF_KINDS.get(label.attrs, "parameter")
-        shown = called or name.lstrip("%")
-        return replace(box, label=shown, kind=kind, path=(), name=called)
-    if label.op == CONSTANT:
-        shown = label.literal if len(label.literal) <= _MAX_LITERAL else "constant"
-        return replace(box, label=shown, kind="constant")
-    shown = _called(label, origin) or short_name(label.op)
-    return replace(
-        box,
-        label=f"{called} = {shown}" if called else shown,
-        kind="backward" if path and path[0] == model.BACKWARD else "op",
-        op=f"{label.op} {name}",
-        site=origin.site,
-        name=called,
-        members=(node,),
-        marks=(model.SAVED,) if node in graph.saved_outputs else (),
-    )
-
-
-def _called(label: Label, origin: Origin) -> str:
-    """Return what a call or a fusion stands for, in the framework's words."""
-    if not origin.op_name or label.op not in _CALLS | {"fusion"}:
-        return ""
-    said = short_name(origin.op_name.removesuffix(model.BACKWARD).strip())
-    return said if label.op in _CALLS else f"fusion: {said}"
-
-
-def _path_of(origin: Origin) -> tuple[str, ...]:
-    """Return the parts of a module path; those of a backward op begin with `BACKWARD`."""
-    scope = origin.scope.replace("/", ".")
-    is_backward = model.BACKWARD in scope or origin.op_name.endswith(model.BACKWARD)
-    plain = scope.replace(model.BACKWARD, "").strip()
-    return _path(plain, is_backward=is_backward)
+# --- what a program calls, and what its nodes cost
 
 
 def unwrapped(graph: Graph) -> Graph:

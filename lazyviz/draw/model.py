@@ -42,6 +42,7 @@ class Box:
         kind: What it is; decides the colour.
         op: Full name of the operation, such as `aten.add.Tensor`, or that of the input in
             listings, such as `%p0`.
+        listed: The name of an operation in listings, such as `%12` or `%fusion.3`.
         path: nn.Module path of the code that recorded it, in parts; that of a backward
             operation begins with `BACKWARD`.
         site: The user's line that recorded it.
@@ -68,6 +69,7 @@ class Box:
     detail: str = ""
     kind: Kind = "op"
     op: str = ""
+    listed: str = ""
     path: tuple[str, ...] = ()
     site: str = ""
     library: str = ""
@@ -97,7 +99,6 @@ class DrawGraph:
         boxes: In topological order, as far as folding left the graph without cycles.
         edges: Pairs of positions in `boxes`, each pair once, sorted.
         nodes: Operations of the whole graph, folded ones included.
-        fingerprint: The graph's, empty when not known.
         aliases: Those edges whose end shares memory with their start: views.
         updates: Pairs of an output and the input that it overwrites; no edges.
         kind: What is drawn, for titles: `IR graph`, `StableHLO`, ...
@@ -112,7 +113,6 @@ class DrawGraph:
     boxes: tuple[Box, ...]
     edges: tuple[tuple[int, int], ...]
     nodes: int = 0
-    fingerprint: str = ""
     aliases: frozenset[tuple[int, int]] = frozenset()
     updates: tuple[tuple[int, int], ...] = ()
     kind: str = "IR graph"

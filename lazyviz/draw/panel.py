@@ -69,7 +69,7 @@ def node_facts(
         buttons.append(button_html("Check the cone for NaN", kind="check", node=node))
     code = f"<pre>{markup(python)}</pre>"
     code = f"<details><summary>op as Python</summary>{code}</details>" if python else ""
-    return f"{heading_html(f'%{node} {box.label}')}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
+    return f"{heading_html(title_of(box))}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
 
 
 def near_button(node: int) -> str:
@@ -409,8 +409,8 @@ def _link(box: Box) -> str:
 
 
 def title_of(box: Box) -> str:
-    """Return an op's number and label."""
-    return f"%{box.members[0]} {box.label}"
+    """Return an op's name in listings and its label."""
+    return f"{box.listed} {box.label}"
 
 
 def button_html(label: str, *, title: str = "", **request: object) -> str:

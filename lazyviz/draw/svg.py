@@ -415,13 +415,13 @@ def _facts(box: model.Box) -> list[str]:
     facts = [box.op or model.label_text(box), box.detail]
     if box.change is not None:
         words = FOLLOWS[1] if box.follows else CHANGES[box.change][1]
-        facts[:1] = [words, model.label_text(box), box.op]
+        facts[:1] = [words, model.label_text(box), f"{box.op} {box.listed}".strip()]
     elif box.name and box.op:
         facts.insert(0, box.name)
     if len(box.members) > 1 and box.kind != "group":
         facts.append(f"{text.plural(len(box.members), 'node')}, drawn once")
     elif box.members and box.kind != "group" and box.change is None:
-        facts.append(f"node %{box.members[0]}")
+        facts.append(f"node {box.listed}")
     facts.append(model.path_text(box.path))
     facts += [box.library, box.site]
     if box.runs > 1:

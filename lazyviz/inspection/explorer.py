@@ -596,7 +596,7 @@ class Explorer(Walk["Program"]):
 
 
 def _texts(drawing: model.DrawGraph, box: model.Box) -> tuple[str, ...]:
-    named = box.op, box.label, box.detail, box.name, box.site, box.library
+    named = box.op, box.listed, box.label, box.detail, box.name, box.site, box.library
     return (*named, model.title_within(drawing, box.path), *box.marks)
 
 

@@ -264,7 +264,9 @@ class HloProgram(Program):
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
-        super().__init__(name or kind, boxes.draw_hlo(graph, kind, outputs, site_text))
+        super().__init__(
+            name or kind, boxes.draw_program(graph, kind, outputs, site_text)
+        )
         self.form = form
         self.graph = graph
 
@@ -290,6 +292,11 @@ class HloProgram(Program):
     def inputs(self) -> int:
         """How many parameters it has."""
         return len(self.graph.inputs)
+
+    @property
+    def outputs(self) -> int:
+        """How many results it has that something holds."""
+        return len(self.graph.held_outputs)
 
     def inside(self, node: int) -> list[tuple[str, Program]]:
         """Return the functions, fused computations or loop bodies that a node calls."""

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from lazygraph import HloError, from_ir, graph_of
-from lazygraph.snapshot import AUTOGRAD
 from lazyviz import session
-from lazyviz.draw.boxes import unwrapped
+from lazyviz.draw.boxes import saved_outputs, unwrapped
 from lazyviz.inspection.programs import HloProgram, IrProgram, LoweredFrom
 from lazyviz.inspection.protocol import FORM_NAMES, Subject
 from lazyviz.render import text
@@ -25,12 +24,11 @@ from lazyviz.shell.lazytensors import be_library, is_lazy
 from lazyviz.timing.compile_time import latest_step, record_of_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
-    from lazyrt.tools import Value
     from lazyviz.inspection.programs import Program
     from lazyviz.inspection.protocol import Form
 
@@ -79,18 +77,12 @@ class Target:
         names = {value: each.name for value, each in held if each.name}
         name = self.name if self.step is not None else ""
         found = from_ir(self.inspection.graph, name, names)
-        found.saved = saved_outputs(self.inspection.graph.roots, self.inspection)
+        found.saved = saved_outputs(
+            self.inspection.graph.roots, self.inspection.holdings
+        )
         if self.step is not None:
             found.optimizer = runtime.graph_of_step(self.step).key.optimizer
         return found
-
-
-def saved_outputs(roots: Sequence[Value], inspection: Inspection) -> frozenset[int]:
-    """Return the positions of the results that autograd alone holds."""
-    held = inspection.holdings
-    return frozenset(
-        k for k, r in enumerate(roots) if r in held and held[r].holder == AUTOGRAD
-    )
 
 
 def is_step_name(thing: object) -> TypeGuard[int | str]:
@@ -404,7 +396,7 @@ def _lowered(
                 if k < len(inputs) and inputs[k]:
                     found.holders[node] = inputs[k]
             if inspection is not None:
-                found.saved = saved_outputs(canonical.roots, inspection)
+                found.saved = saved_outputs(canonical.roots, inspection.holdings)
             title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"
             return HloProgram(found, form, title, outputs, source())
 

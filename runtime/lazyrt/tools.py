@@ -34,11 +34,11 @@ from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import Tracked, require_lazy
 from lazyrt.frontend.tracing import Pause, Sample
-from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
+from lazyrt.ir.node import Leaf, Node, Provenance, Value
 
 __all__ = [
     "LIVE_COLUMNS", "CaptureRequest", "Captured", "Cost", "DeviceTrace", "Holding", "Leaf", "Lifetime", "LiveRow",
-    "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Op", "Operand", "Origin", "Pause",
+    "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Operand", "Origin", "Pause",
     "Provenance", "Sample", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind", "available_memory",
     "capture", "capture_here", "compile_forecast", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
     "flops", "held_by", "holdings_in", "in_use", "provenance", "require_lazy", "result_bytes", "rounds_in",

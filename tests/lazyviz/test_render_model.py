@@ -1,5 +1,9 @@
+from dataclasses import replace
+
+from lazygraph import from_ir, parse
 from lazyrt import Graph
-from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.boxes import draw_graph, draw_program
+from lazyviz.draw.fold import fold_repeats
 from lazyviz.draw.model import BACKWARD
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 
@@ -85,3 +89,55 @@ def test_an_operand_that_is_read_twice_has_one_edge():
 
 def test_an_empty_graph_is_an_empty_drawing():
     assert draw_graph(Graph([])).boxes == ()
+
+
+def test_the_columns_of_a_graph_are_drawn_as_the_graph_is():
+    b = Builder()
+    top = b.add("aten.max.dim", (data(0, 3, 4), 1, False), (3,), (3,), module="head")
+    assert top.node is not None
+    where = top.node.outputs[1]
+    graph = Graph([b.add("aten.neg.default", (where,), (3,)), top])
+
+    whole, columns = draw_graph(graph), draw_program(from_ir(graph))
+
+    assert columns.edges == whole.edges == ((0, 1), (1, 2))
+    assert [replace(box, members=()) for box in columns.boxes] == [
+        replace(box, members=()) for box in whole.boxes
+    ]
+    assert [(box.label, box.detail, box.is_root) for box in whole.boxes] == [
+        ("input 0", "f32[3,4]", False),
+        ("max", "f32[3], f32[3]", True),
+        ("neg", "f32[3]", True),
+    ]
+
+
+LAYERS = """\
+HloModule layers
+
+ENTRY main {
+  w = f32[4,4] parameter(0)
+  x = f32[4,4] parameter(1)
+  dot.1 = f32[4,4] dot(x, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  tanh.1 = f32[4,4] tanh(dot.1)
+  dot.2 = f32[4,4] dot(tanh.1, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  tanh.2 = f32[4,4] tanh(dot.2)
+  dot.3 = f32[4,4] dot(tanh.2, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  tanh.3 = f32[4,4] tanh(dot.3)
+  dot.4 = f32[4,4] dot(tanh.3, w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT tanh.4 = f32[4,4] tanh(dot.4)
+}
+"""
+
+
+def test_what_repeats_in_hlo_is_drawn_once_whatever_its_instructions_are_called():
+    folded = fold_repeats(draw_program(parse(LAYERS), "HLO"))
+
+    assert [(box.op, box.count) for box in folded.boxes if box.members] == [
+        ("dot", 4),
+        ("tanh", 4),
+    ]
+
+
+def test_a_box_has_the_name_by_which_listings_call_its_op():
+    assert draw_graph(perceptron()).boxes[-1].listed == "%9"
+    assert draw_program(parse(LAYERS)).boxes[-1].listed == "%tanh.4"
