@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_TYPE_CHARS = 30
 _RANDOM = "rng"
+NUMBERS = ("float", "int", _RANDOM)  # kinds of inputs that hold no data of the user's
 # What inputs of each kind are drawn as; those of HLO have no kind.
 _LEAVES: dict[str, tuple[model.Kind, str]] = {
     "data": ("parameter", "input"),
@@ -210,24 +211,23 @@ def draw_graph(
     graph: IrGraph,
     *,
     new: Collection[int] | None = None,
-    names: Mapping[Any, str] | None = None,
     runs: Mapping[Node, int] | None = None,
     holdings: Mapping[Any, Holding] | None = None,
+    columns: Graph | None = None,
 ) -> model.DrawGraph:
     """Return the drawing of a graph of the runtime, nothing folded; members are ids of its nodes.
 
     Args:
         graph: A graph of the runtime.
         new: Ids of the nodes that the shown cell recorded; None counts all as new.
-        names: Variable names of values and leaves.
         runs: How often op-by-op mode has run each node, from `lazyrt.times_run`.
         holdings: What stands behind inputs and outputs, from `Inspection.holdings`; with them
             boxes say what is a view, a parameter, overwritten or donated.
+        columns: What `columns_of` has made of it; by default with the names of holdings.
     """
     held = holdings or {}
-    called = {value: each.name for value, each in held.items() if each.name}
-    columns = from_ir(graph, called=called | dict(names or {}))
-    columns.saved = saved_outputs(graph.roots, held)
+    if columns is None:
+        columns = columns_of(graph, {}, held)
     with_memory = holdings is not None
     known = {
         f"%{node.id}": Known(
@@ -261,6 +261,16 @@ def draw_graph(
         if value.node is not None and each.overwrites is not None
     }
     return replace(drawing, aliases=frozenset(views), updates=tuple(sorted(updates)))
+
+
+def columns_of(
+    graph: IrGraph, names: Mapping[Any, str], holdings: Mapping[Any, Holding]
+) -> Graph:
+    """Return a graph as it is drawn: with names of values, those of holdings among them."""
+    called = {value: each.name for value, each in holdings.items() if each.name}
+    found = from_ir(graph, called={**called, **names})
+    found.saved = saved_outputs(graph.roots, holdings)
+    return found
 
 
 def saved_outputs(

@@ -7,14 +7,12 @@ its nodes. `subjects` says what was given, and makes its forms when somebody ask
 from __future__ import annotations
 
 import linecache
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.graph import CONSTANT
-from lazygraph.snapshot import AUTOGRAD
-from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
+from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS, type_bytes
 from lazyviz import session
 from lazyviz.draw import boxes
 from lazyviz.draw.diff_text import listing
@@ -27,8 +25,9 @@ from lazyviz.render.text import python_call
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lazygraph import Graph as HloGraph
-    from lazyrt import Graph, Inspection
+    from lazygraph import Graph
+    from lazyrt import Graph as IrGraph
+    from lazyrt import Inspection
     from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
     from lazyviz.inspection.protocol import Form
@@ -43,8 +42,9 @@ class Program:
     form: Form = "ir"
     overlays: tuple[str, ...] = ("time", "bytes", "flops")
 
-    def __init__(self, name: str, drawing: DrawGraph) -> None:
+    def __init__(self, name: str, graph: Graph, drawing: DrawGraph) -> None:
         self.name = name
+        self.graph = graph
         self.drawing = replace(drawing, classes=session.module_classes())
         self.place = {
             box.members[0]: i for i, box in enumerate(drawing.boxes) if box.members
@@ -59,15 +59,15 @@ class Program:
             f"{text.plural(self.inputs, 'input')} · {text.plural(self.outputs, 'output')}"
         )
 
-    @cached_property
+    @property
     def inputs(self) -> int:
         """How many inputs it has."""
-        return sum(not box.members for box in self.drawing.boxes)
+        return len(self.graph.inputs)
 
-    @cached_property
+    @property
     def outputs(self) -> int:
-        """How many of its boxes are outputs: what autograd saves is none."""
-        return sum(box.is_root for box in self.drawing.boxes)
+        """How many outputs it has, of which one op may give several: what autograd saves is none."""
+        return len(self.graph.held_outputs)
 
     def listing(self) -> str:
         """Return it as text."""
@@ -91,7 +91,32 @@ class Program:
 
     def overlay(self, name: str) -> Overlay:
         """Return an overlay of the program by itself, without values."""
-        raise NotImplementedError
+        graph, nbytes = self.graph, boxes.bytes_of(self.graph)
+        if name == "bytes":
+            return Amounts(
+                title="bytes of results",
+                nodes=self._by_member(nbytes),
+                inputs={
+                    graph.names[k]: float(type_bytes(graph.types[k]))
+                    for k in graph.inputs
+                    if graph.attrs[k] not in boxes.NUMBERS
+                },
+            )
+        work = boxes.flops_of(graph)
+        if name == "flops":
+            return Amounts(
+                title="FLOPs, counted from shapes",
+                nodes=self._by_member(work),
+                words=count_words,
+            )
+        times = {k: max(work[k] / FLOPS_PER_NS, nbytes[k] / BYTES_PER_NS) for k in work}
+        return _shares(self._by_member(times))
+
+    def _by_member(self, amounts: Mapping[int, float]) -> dict[int, float]:
+        """Return amounts of nodes by what boxes call these."""
+        drawn = self.drawing.boxes
+        members = {box.listed: box.members[0] for box in drawn if box.members}
+        return {members[self.graph.names[k]]: each for k, each in amounts.items()}
 
 
 class IrProgram(Program):
@@ -101,7 +126,7 @@ class IrProgram(Program):
 
     def __init__(
         self,
-        graph: Graph,
+        ir: IrGraph,
         inspection: Inspection | None = None,
         names: Mapping[Any, str] | None = None,
         held: Mapping[Any, Holding] | None = None,
@@ -109,23 +134,18 @@ class IrProgram(Program):
     ) -> None:
         if inspection is not None:
             held = inspection.holdings
-        drawing = boxes.draw_graph(graph, names=names, holdings=held)
-        super().__init__(name or f"IR graph {graph.fingerprint[:8]}", drawing)
-        self.graph = graph
-        self._saved = {v for v, h in (held or {}).items() if h.holder == AUTOGRAD}
+        graph = boxes.columns_of(ir, names or {}, held or {})
+        drawing = boxes.draw_graph(ir, holdings=held, columns=graph)
+        super().__init__(name or f"IR graph {ir.fingerprint[:8]}", graph, drawing)
+        self._ir = ir
         self.inspection = inspection
         self.measured: dict[int, int] = {}
         self.checked: dict[Value, NonFinite] = {}
-        self._nodes = {node.id: node for node in graph.nodes}
-
-    @cached_property
-    def outputs(self) -> int:
-        """How many outputs it has, of which one op may give several: what autograd saves is none."""
-        return sum(root not in self._saved for root in self.graph.roots)
+        self._nodes = {node.id: node for node in ir.nodes}
 
     def listing(self) -> str:
         """Return one line for each op."""
-        return text.listing(self.graph, _MAX_LISTED)
+        return text.listing(self._ir, _MAX_LISTED)
 
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return the text of its line, the version and what is overwritten."""
@@ -165,27 +185,12 @@ class IrProgram(Program):
     def by_origin(self) -> dict[tuple[str, str, str], list[int]]:
         """Nodes by scope, op and line, as lowered programs name them."""
         found: dict[tuple[str, str, str], list[int]] = {}
-        for node in self.graph.nodes:
+        for node in self._ir.nodes:
             found.setdefault(_origin(node), []).append(node.id)
         return found
 
     def overlay(self, name: str) -> Overlay:
         """Return an overlay; that of NaN tells of values that are computed already."""
-        from lazyrt import tools  # only a graph of the runtime needs it
-
-        nodes = self.graph.nodes
-        if name == "bytes":
-            return Amounts(
-                title="bytes of results",
-                nodes={node.id: tools.result_bytes(node) for node in nodes},
-                inputs=self._input_bytes(),
-            )
-        if name == "flops":
-            return Amounts(
-                title="FLOPs, counted from shapes",
-                nodes={node.id: tools.flops(node) for node in nodes},
-                words=count_words,
-            )
         if name == "nan":
             return self._findings()
         if name == "fallback":
@@ -200,7 +205,7 @@ class IrProgram(Program):
                     if FROM_CPU in box.marks
                 },
             )
-        return self._times()
+        return self._times() if name == "time" else super().overlay(name)
 
     def _times(self) -> Overlay:
         if self.measured:
@@ -209,16 +214,9 @@ class IrProgram(Program):
                 nodes=self.measured,
                 words=text.duration,
             )
-        from lazyrt import tools
+        from lazyrt import tools  # only a graph of the runtime needs it
 
-        return _shares({node.id: tools.run_ns(node) for node in self.graph.nodes})
-
-    def _input_bytes(self) -> dict[str, float]:
-        return {
-            text.leaf_name(leaf): float(leaf.dtype.itemsize * math.prod(leaf.shape))
-            for leaf in self.graph.parameters
-            if leaf.kind == "data"
-        }
+        return _shares({node.id: tools.run_ns(node) for node in self._ir.nodes})
 
     def _findings(self) -> Overlay:
         known = dict(self.checked)
@@ -254,7 +252,7 @@ class HloProgram(Program):
 
     def __init__(
         self,
-        graph: HloGraph,
+        graph: Graph,
         form: Form,
         name: str = "",
         outputs: Mapping[int, str] | None = None,
@@ -264,11 +262,9 @@ class HloProgram(Program):
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
-        super().__init__(
-            name or kind, boxes.draw_program(graph, kind, outputs, site_text)
-        )
+        drawing = boxes.draw_program(graph, kind, outputs, site_text)
+        super().__init__(name or kind, graph, drawing)
         self.form = form
-        self.graph = graph
 
     def listing(self) -> str:
         """Return one line for each instruction."""
@@ -288,16 +284,6 @@ class HloProgram(Program):
             ("came from", graph.origin(node).op_name),
         ]
 
-    @property
-    def inputs(self) -> int:
-        """How many parameters it has."""
-        return len(self.graph.inputs)
-
-    @property
-    def outputs(self) -> int:
-        """How many results it has that something holds."""
-        return len(self.graph.held_outputs)
-
     def inside(self, node: int) -> list[tuple[str, Program]]:
         """Return the functions, fused computations or loop bodies that a node calls."""
         if "#" not in self.graph.attrs[node]:
@@ -316,17 +302,7 @@ class HloProgram(Program):
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
-        if name == "bytes":
-            return Amounts(title="bytes of results", nodes=boxes.bytes_of(self.graph))
-        flops = boxes.flops_of(self.graph)
-        if name == "flops":
-            return Amounts(
-                title="FLOPs, counted from types", nodes=flops, words=count_words
-            )
-        nbytes = boxes.bytes_of(self.graph)
-        return _shares(
-            {k: max(flops[k] / FLOPS_PER_NS, nbytes[k] / BYTES_PER_NS) for k in flops}
-        )
+        return super().overlay(name)
 
     def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
         """Return what is known of the IR ops and inputs that stand behind the program's."""

@@ -50,7 +50,7 @@ def split_types(type_text: str) -> list[str]:
     """Return the elements of a flat tuple type, or the type itself."""
     if not type_text.startswith("("):
         return [type_text]
-    return re.findall(r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?", type_text)
+    return re.findall(r"none\b|[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?", type_text)
 
 
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([^\[\]]*)\]")
@@ -167,7 +167,8 @@ def flops(op: str, type_text: str, operand_types: list[str], attrs: str = "") ->
         (20, 0)
     """
     if op.startswith("aten"):
-        results = [_sizes(each) for each in split_types(type_text)]
+        made = split_types(type_text)
+        results = [None if each == "none" else _sizes(each) for each in made]
         return aten_flops(op, results, [_sizes(each) for each in operand_types])
     if op in _FREE:
         return 0
@@ -193,10 +194,7 @@ def _contracted(type_text: str, attrs: str) -> int:
 
 def _sizes(type_text: str) -> list[int]:
     found = _ARRAY.search(type_text)
-    if found is None:
-        return []
-    numbers = re.findall(r"\d+", found[2])
-    return [int(number) for number in numbers]
+    return [int(n) for n in re.findall(r"\d+", found[2])] if found is not None else []
 
 
 def _elements(sizes: str) -> int:

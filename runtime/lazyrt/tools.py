@@ -21,7 +21,7 @@ from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
 from lazyrt.control.modes import Status
-from lazyrt.execution.cost_model import compile_forecast, flops, result_bytes, run_ns
+from lazyrt.execution.cost_model import compile_forecast, run_ns
 from lazyrt.execution.executables import DeviceTrace, compiled_texts, device_trace
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.input_provenance import Holding
@@ -41,6 +41,6 @@ __all__ = [
     "Look", "Making", "Name", "Node", "NodeValues", "NonFinite", "NotFinite", "Operand", "Origin", "Pause",
     "Provenance", "Sample", "Status", "StepWatch", "Summary", "Tracked", "Value", "add_kind", "available_memory",
     "capture", "capture_here", "compile_forecast", "compiled_texts", "decode_record", "device_trace", "differences", "dry_run",
-    "flops", "held_by", "holdings_in", "in_use", "provenance", "require_lazy", "result_bytes", "rounds_in",
+    "held_by", "holdings_in", "in_use", "provenance", "require_lazy", "rounds_in",
     "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -35,6 +35,14 @@ from lazygraph.types import aten_flops, elements, flops, type_bytes
             115_200,
         ),
         ("convolution", "f32[6]", ["f32[6]"], "", 6),
+        # Only the weight's gradient: 2 x 576 results' gradients of 3 x 3 x 3 numbers.
+        (
+            "aten.convolution_backward.default",
+            "(none, f32[8,3,3,3], f32[8])",
+            ["f32[2,8,6,6]", "f32[2,3,8,8]", "f32[8,3,3,3]"],
+            "",
+            31_104,
+        ),
         ("reduce", "f32[4]", ["f32[4,100]", "f32[]"], "", 400),
         ("reduce", "f32[4]", [], "", 4),
         ("multiply", "f32[7,3]", ["f32[7,3]", "f32[7,3]"], "", 21),

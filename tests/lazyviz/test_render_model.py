@@ -2,9 +2,11 @@ from dataclasses import replace
 
 from lazygraph import from_ir, parse
 from lazyrt import Graph
-from lazyviz.draw.boxes import draw_graph, draw_program
+from lazyviz.draw.boxes import columns_of, draw_graph, draw_program
 from lazyviz.draw.fold import fold_repeats
 from lazyviz.draw.model import BACKWARD
+from lazyviz.draw.palette import Amounts
+from lazyviz.inspection.programs import HloProgram, IrProgram
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 
@@ -64,9 +66,8 @@ def test_roots_and_new_ops_are_marked():
 def test_variables_name_their_boxes():
     graph = perceptron()
 
-    boxes = draw_graph(
-        graph, names={graph.roots[0]: "loss", graph.parameters[0]: "x"}
-    ).boxes
+    names = {graph.roots[0]: "loss", graph.parameters[0]: "x"}
+    boxes = draw_graph(graph, columns=columns_of(graph, names, {})).boxes
 
     assert [box.label for box in boxes if box.name] == ["x", "loss = mean"]
 
@@ -141,3 +142,16 @@ def test_what_repeats_in_hlo_is_drawn_once_whatever_its_instructions_are_called(
 def test_a_box_has_the_name_by_which_listings_call_its_op():
     assert draw_graph(perceptron()).boxes[-1].listed == "%9"
     assert draw_program(parse(LAYERS)).boxes[-1].listed == "%tanh.4"
+
+
+def test_bytes_of_inputs_are_known_in_each_form():
+    x = data(0, 8, 4)
+    graph = Graph([Builder().add("aten.relu.default", (x,), (8, 4))])
+
+    in_hlo = HloProgram(parse(LAYERS), "hlo").overlay("bytes")
+    in_ir = IrProgram(graph).overlay("bytes")
+
+    assert isinstance(in_hlo, Amounts)
+    assert isinstance(in_ir, Amounts)
+    assert in_hlo.inputs == {"%w": 64, "%x": 64}
+    assert (in_ir.inputs, in_ir.nodes) == ({"%p0": 128}, {1: 128})
