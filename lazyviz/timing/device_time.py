@@ -867,7 +867,10 @@ def device_time(
         lengths, _like(whole, lengths, ends, end_ns), strict=True
     ):
         took = max(each.end_ns for each in runs) - min(each.start_ns for each in runs)
-        add(_sum([means[launch.fingerprint]], took / max(length, 1)), launch)
+        part = took / max(length, 1)
+        # A run that took longer did the same work.
+        mean = means[launch.fingerprint].items()
+        add({where: (ns * part, *work) for where, (ns, *work) in mean}, launch)
         like += runs
     every = sorted([*whole, *like], key=lambda each: each.start_ns)
     by_place = _sum(ran)

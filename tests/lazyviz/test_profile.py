@@ -430,6 +430,24 @@ def test_a_fusion_is_shared_by_the_work_of_what_it_holds():
     assert program.shares("unknown") == {device_time.Place(): 1.0}
 
 
+def test_a_run_that_was_not_traced_did_the_same_work_however_long_it_took(monkeypatch):
+    first, second = started(step=1, at=100), started(step=2, at=1_000)
+    traced = device_time.Run(
+        0, "two", 100, 200, Counter({"fusion.1": 100}), Counter({"fusion.1": 1}), busy_ns=100.0
+    )  # fmt: skip
+    monkeypatch.setattr(device_time, "read_trace", lambda _trace: [traced])
+    trace: Any = None
+    window = device_time.Window(trace, [first], whole={first})
+    programs = {"f": [device_time.Program(HLO)]}
+    ends = {device_time._key(second): (1_900, True)}  # nine times as long
+
+    found = device_time.device_time([window], [first, second], programs, ends, 2_000)
+
+    assert sum(line.device_ns for line in found.lines) == 1_000
+    assert {line.line: line.flops for line in found.lines} == {3: 2_000, 4: 2_000}
+    assert sum(line.nbytes for line in found.lines) == 2 * 8_000
+
+
 def test_a_profile_is_drawn_with_what_the_device_held_and_the_tensors_at_the_peak(
     taken,
 ):
