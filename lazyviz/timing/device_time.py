@@ -258,6 +258,9 @@ class Program:
         self.text = text
         self._module = header[1] if (header := _HEADER.match(text)) else ""
         self._origins = _by_label(nodes, named_after)
+        self._parts: dict[str, set[Part]] = defaultdict(set)  # by line
+        for (_, line), places in self._origins.items():
+            self._parts[line].update(where.part for where in places)
         sites = (node.provenance.site for node in (*named_after, *nodes))
         self._cells = {site.file: site.cell for site in sites if site is not None}
         self._found: dict[str, tuple[Graph, int]] = {}
@@ -373,6 +376,8 @@ class Program:
         if site is None or not origin.op_name or _is_ours(site[1]):
             return {}
         of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
+        if self._parts.get(origin.site) == {"update"}:
+            of = "update"  # such as the numbers that an optimizer's ops read
         op = origin.op_name.removesuffix(_BACKWARD)
         file, line = site[1], int(site[2])
         cell = self._cells.get(file) or provenance.site_in(file, line, "").cell

@@ -380,7 +380,7 @@ def test_nobody_looks_at_the_program_while_a_barrier_takes_long(monkeypatch):
 
 def test_backward_counts_for_the_line_of_its_forward_and_update_apart():
     model = torch.nn.Linear(64, 64).to("lazyrt")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(model.parameters())
     x = torch.ones(64, 64).to("lazyrt")
 
     def step():
@@ -400,6 +400,7 @@ def test_backward_counts_for_the_line_of_its_forward_and_update_apart():
     assert model_line.update_ns == 0
     assert lines[line_of("update")].update_ns > 0
     assert lines[line_of("update")].backward_ns == 0
+    assert lines[line_of("update")].forward_ns == 0
 
 
 HLO = """\
