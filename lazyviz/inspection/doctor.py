@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -323,13 +324,17 @@ def _settings(runtime: ModuleType) -> Iterator[Check]:
         for name, (costs, why) in _COSTS.items()
         if costs(getattr(config, name))
     ]
+    # Without what the environment says, which may cost speed as well.
+    defaults = {
+        f.name: f.default if f.default is not MISSING else str(f.default_factory())  # type: ignore[misc]
+        for f in fields(config)
+    }
     if not costly:
         yield Check("settings", "none that costs speed")
     for name, why in costly:
-        default = getattr(type(config)(), name)
         value = getattr(config, name)
         set_by = config.origin(name)
-        advice = f"{why}. lazyrt.config.{name} = {default!r} undoes it"
+        advice = f"{why}. lazyrt.config.{name} = {defaults[name]!r} undoes it"
         if set_by.startswith("environment variable"):
             variable = set_by.rpartition(" ")[2]
             advice = f"{why}. Unset {variable}, and start again"

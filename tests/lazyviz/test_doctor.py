@@ -79,6 +79,17 @@ def test_each_setting_that_costs_speed_says_who_set_it_and_what_undoes_it():
     assert "test_doctor.py" in told["eager"].found
 
 
+def test_what_undoes_a_setting_is_the_default_even_where_the_environment_says_the_same(
+    monkeypatch,
+):
+    monkeypatch.setenv("LAZYRT_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/kept")
+    with config.scoped(cache_dir=None):
+        advice = advised_settings()["cache_dir"].advice
+
+    assert "lazyrt.config.cache_dir = '/kept/lazyrt' undoes it" in advice
+
+
 def test_settings_that_cost_nothing_are_said_to_be_none():
     with config.scoped(compile_tier="optimised", cache_dir="somewhere"):
         told = [c for c in doctor.checks(lazyrt) if c.name in {"setting", "settings"}]
