@@ -76,10 +76,10 @@ def _reuse(asked: views.Command) -> Doc:
 @views.view(
     "step",
     magic="[N]",
-    help="the last N steps: what ended each, what it cost; with N, in words, too",
+    help="the last N steps: what ended each, what it cost; with N, or `last`, in words, too",
 )
 def _step(asked: views.Command) -> Doc:
-    rest = asked.rest
+    rest = "1" if asked.rest == LAST else asked.rest
     if rest and not (rest.isdecimal() and int(rest)):
         name = f" {rest}" if rest.isidentifier() else ""
         raise UsageError(

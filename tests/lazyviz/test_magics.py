@@ -248,6 +248,12 @@ def test_what_a_cell_leaves_pending_is_said_there_and_explains_the_step_that_tak
     assert "that cell 5 left pending joined this step's graph" in cause.text
 
 
+def test_step_last_is_the_last_step_in_words(lab):
+    run(lab, "a = x.sin()\nlazyrt.mark_step()")
+
+    assert printed(lab, "%lazy step last") == printed(lab, "%lazy step 1")
+
+
 def test_diff_last_and_an_explanation_have_one_neighbour(lab):
     graph_registry.clear()
     run(lab, "a = x.sin().cos()\nlazyrt.mark_step()")
