@@ -28,6 +28,7 @@ from lazyrt.execution import (
     deferred_asserts,
     executables,
     executor,
+    op_by_op,
     process,
 )
 from lazyrt.execution.executables import FORMS, CachedExecutable, DumpForm, dump
@@ -341,6 +342,7 @@ def begin_cell() -> None:
     a step of several cells too, whose equal ops are one again before it runs.
     """
     record.begin_run()
+    op_by_op.begin_step(pending_roots)
 
 
 def clear_caches(*, memory: bool = True, disk: bool = False) -> None:

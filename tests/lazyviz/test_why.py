@@ -199,6 +199,50 @@ def test_work_that_an_earlier_cell_left_is_the_one_cause_whoever_records_or_read
     assert f" that cell {cell} left pending joined this step's graph" in cause.text
 
 
+def test_all_that_an_earlier_cell_left_is_counted_even_where_the_step_has_another_size(
+    lab,
+):
+    graph_registry.clear()
+    run(
+        lab,
+        "import torch\na = torch.ones(4, 3).to('lazyrt')\nlazyrt.mark_step()\n"
+        "def work(t):\n    r = (t.exp() * 2).tanh().sum()\n    lazyrt.mark_step()\n    return r",
+    )
+    run(lab, "r = work(a)")
+    run(lab, "p = (a.exp() * 2).tanh() + 1")
+    cell = lab.execution_count - 1
+    run(lab, "r = work(a[:2])")
+
+    found = lazyrt.explain()
+    assert found is not None
+    assert f"4 operations that cell {cell} left pending joined" in found.text
+
+
+@pytest.mark.lazy_only("it is about the mode of a step that none of these runs")
+def test_a_step_after_a_cell_in_eager_mode_is_no_step_of_that_mode(lab):
+    graph_registry.clear()
+    run(lab, "import torch\na = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()")
+    run(lab, "%%lazy step work\nr = (a.exp() * 2).sum()")
+    run(lab, "%%lazy eager\np = (a.exp() * 2).sum()")
+    run(lab, "%%lazy step work\nr = (a.exp() * 2).cos().sum()")
+
+    found = lazyrt.explain()
+    assert found is not None
+    assert "cos" in found.text
+    assert {"mode", "missing_boundary"}.isdisjoint(c.kind for c in found.causes)
+
+
+@pytest.mark.lazy_only("it is about the mode of a step that none of these runs")
+def test_a_step_that_reads_what_an_eager_cell_made_is_of_that_mode(lab):
+    graph_registry.clear()
+    run(lab, "import torch\na = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()")
+    run(lab, "p = a.exp() * 2\nr = p.sum()\nlazyrt.mark_step()")
+    run(lab, "%%lazy eager\np = a.exp() * 2")
+    run(lab, "r = p.sum()\nlazyrt.mark_step()")
+
+    assert [graph.key.mode for graph in lazyrt.compiled_graphs()] == ["lazy", "eager"]
+
+
 def test_an_edit_of_a_step_that_spans_cells_is_no_work_that_was_left(lab):
     graph_registry.clear()
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()")

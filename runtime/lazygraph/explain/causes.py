@@ -881,9 +881,14 @@ def _regrouped_gradients(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.before is not None and fact.now is not None
 
 
-def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    fields = _numbers(claims[0].fact)
-    return {"before": fields["before"], "draws": plural(fields["now"], "time")}
+def _draws(c: Comparison, claims: list[Claim]) -> Fields:
+    row = claims[0].fact.row
+    at = row.more["op"], position(row.site)
+    before, now = (  # in all modules that share the line
+        sum((vertex.op, position(vertex.site)) == at for vertex in side.vertices)
+        for side in (c.a, c.b)
+    )
+    return {"before": before, "draws": plural(now, "time")}
 
 
 @cause(

@@ -212,10 +212,11 @@ def cell_work(comparison: Comparison) -> Iterator[Fact]:
         (comparison.b, comparison.a, True),
         (comparison.a, comparison.b, False),
     ):
-        earlier = side.unmatched & _of_earlier_cells(side)
+        joined = _of_earlier_cells(side)
+        earlier = side.unmatched & joined
         if earlier and _of_earlier_cells(other):
             ranks = [k for k, (vertex, _) in enumerate(side.roots) if vertex in earlier]
-            earlier &= side.dominated(ranks)
+            joined = earlier = earlier & side.dominated(ranks)
         if not earlier:
             continue
         cells = sorted({c for k in earlier if (c := side[k].cell) is not None})
@@ -223,7 +224,8 @@ def cell_work(comparison: Comparison) -> Iterator[Fact]:
         if cells == [side.record.key.cell]:
             text = "an earlier cell"
         found = sorted(earlier | side.dominated((), earlier))
-        ops = sum(not side[k].is_leaf for k in found)
+        # Of work that equals the other graph's, or that the step does anyway, some is matched.
+        ops = sum(not side[k].is_leaf for k in joined.union(found))
         row = Row(tuple(cells), text, vertices=tuple(found), site=side.site(found), more={"ops": ops})  # fmt: skip
         yield Fact("cell_work", None if is_now else row, row if is_now else None)
 
@@ -237,13 +239,22 @@ def _of_earlier_cells(side: Side) -> set[int]:
     ended = side.record.key.ended_by[1]
     own = side.record.key.cell or (ended.cell if ended is not None else None)
 
+    def is_own(vertex: Vertex) -> bool:
+        site = vertex.site
+        return site is not None and ended is not None and site.file == ended.file
+
+    # A cell that a cell magic runs is a file of its own, in which the step does not end.
+    recorded = any(map(is_own, side.vertices))
+
     def is_earlier(vertex: Vertex) -> bool:
         if own is None or vertex.cell is None or vertex.cell != own:
             return own is not None and vertex.cell is not None and vertex.cell < own
         lines = (vertex.site, ended)
-        if any(s is None or s.cell != own or s.function != "<module>" for s in lines):
+        if not recorded or any(
+            s is None or s.cell != own or s.function != "<module>" for s in lines
+        ):
             return False
-        return vertex.site.file != ended.file  # type: ignore[union-attr]
+        return not is_own(vertex)
 
     return {k for k, vertex in enumerate(side.vertices) if is_earlier(vertex)}
 

@@ -43,7 +43,7 @@ from lazyrt.observe import events
 from lazyrt.observe.events import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import BarrierFinished, SourceLocation
@@ -273,11 +273,11 @@ def eager_module(module: torch.nn.Module) -> EagerModule:
     return EagerModule(module)
 
 
-def _debug_mode_of_step() -> Name:
+def _debug_mode_of_step(made: Container[str]) -> Name:
     """Return the debug mode that ran some of the pending step's work by itself."""
-    if op_by_op.has_run("eager"):
+    if op_by_op.has_run("eager", made):
         return "eager"
-    return "opbyop" if op_by_op.has_run("op by op") else "lazy"
+    return "opbyop" if op_by_op.has_run("op by op", made) else "lazy"
 
 
 def install() -> None:

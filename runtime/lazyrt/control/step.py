@@ -25,6 +25,7 @@ from lazyrt.control.rollback import (
     optimizers_of_step,
 )
 from lazyrt.errors import UsageError
+from lazyrt.execution import op_by_op
 from lazyrt.execution.cache_miss import hooks
 from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.execution.graph import Graph
@@ -174,6 +175,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
     def __enter__(self) -> Self:
         self._is_used = True
         active.drop_left()
+        op_by_op.begin_step(pending_roots)
         around = active.innermost()
         site = user_site(2)
         opened = ActiveStep(

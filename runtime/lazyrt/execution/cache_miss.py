@@ -43,7 +43,7 @@ from lazyrt.lowering.partitioning import mesh_of
 from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from lazyrt.ir.node import Value
 
@@ -246,13 +246,13 @@ class Hooks:
         names: Returns the user's names of buffers, by their identity. What autograd alone holds has
             it as its holder, and no text.
         optimizers: Returns the optimizers that update parameters in it, given the names.
-        mode: Returns the name of the debug mode that ran a part of it.
+        mode: Returns the name of the debug mode that ran a part of it, given how its inputs were made.
         cell: Returns the cell of a notebook that runs.
     """
 
     names: Callable[[], _Names] = dict
     optimizers: Callable[[_Names], tuple[OptimizerNote, ...]] = lambda _: ()
-    mode: Callable[[], str] = lambda: "lazy"
+    mode: Callable[[Container[str]], str] = lambda _: "lazy"
     cell: Callable[[], int | None] = lambda: None
 
 
@@ -301,7 +301,7 @@ def describe(
         tier="fast" if fast else "optimised",
         device=jax_compat.device_name(),
         sharding=str(mesh_of(graph) or "one device"),
-        mode=hooks.mode(),
+        mode=hooks.mode({origin.how for origin in origins.values()}),
         ended_by=boundary,
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),

@@ -292,7 +292,7 @@ def _run_each(live: list[Buffer], wanted: dict[Value, int]) -> int:
     values, nodes = op_by_op.compute(wanted, refused)
     with deferred_interrupt():
         results = [values[value] for value in wanted]
-        _commit(live, wanted, results, ran_alone("in op-by-op mode", *wanted))
+        _commit(live, wanted, results, ran_alone(op_by_op.HOW["op by op"], *wanted))
     return nodes
 
 

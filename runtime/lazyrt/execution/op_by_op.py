@@ -37,8 +37,14 @@ Values = dict[Value, Any]
 
 _PAUSE_NS = 500_000_000  # between two notes of progress
 _check: Callable[[Node, Values], None] | None = None
-# The step in which each mode last ran a single op.
+# The step in which each mode last ran a single op, and those that did since it began.
 _last_step: dict[SingleOps, int] = {}
+_since_begin: set[SingleOps] = set()
+HOW: dict[SingleOps, str] = {
+    "eager": "in eager debug mode",
+    "op by op": "in op-by-op mode",
+}
+"""How the origin of an input says that a mode made it."""
 
 
 def cone_of(
@@ -235,6 +241,7 @@ def run_and_tell(
 ) -> None:
     """Run one node as `run_node` does, and tell listeners."""
     _last_step[mode] = pending.number
+    _since_begin.add(mode)
     hit = compiler.is_compiled(node.spec)
     compiler.compile_spec(node.spec, mode, node)
     start = time.perf_counter_ns()
@@ -258,9 +265,23 @@ def run_and_tell(
         )  # fmt: skip
 
 
-def has_run(mode: SingleOps) -> bool:
-    """Return whether a mode ran a single op since the last barrier."""
-    return _last_step.get(mode) == pending.number
+def begin_step(roots: Callable[[], Sequence[Value]]) -> None:
+    """Take what ran until now for no part of the pending step, unless some of that is there already."""
+    if _since_begin and not roots():
+        _since_begin.clear()
+
+
+def has_run(mode: SingleOps, made: Container[str]) -> bool:
+    """Return whether a mode ran a part of the pending step by itself.
+
+    It did where a single op ran since the last barrier, in the step or for an input of it.
+
+    Args:
+        mode: The mode.
+        made: How the step's inputs were made.
+    """
+    is_part = mode in _since_begin or HOW[mode] in made
+    return is_part and _last_step.get(mode) == pending.number
 
 
 def compute(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.execution.op_by_op import (
+    HOW,
     Values,
     check_values,
     cone_of,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_EAGER = "in eager debug mode"
+_EAGER = HOW["eager"]
 
 
 @dataclass(slots=True)

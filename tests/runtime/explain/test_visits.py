@@ -241,6 +241,27 @@ def test_more_random_numbers_name_the_op_and_what_reads_them_follows():
     )
 
 
+def test_what_modules_draw_at_one_line_is_added_up():
+    class Noisy(torch.nn.Module):
+        is_on = False
+
+        def forward(self, x):
+            if self.is_on:
+                x = x + torch.randn(4, 4, device=DEVICE)
+            return x @ x
+
+    model = torch.nn.Sequential(Noisy(), Noisy(), Noisy())
+    x = ones(4, 4)
+    for Noisy.is_on in (False, True):
+        with lazyrt.step():
+            total = model(x).sum()
+    del total
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "rng"
+    assert " draws random numbers 3 times, 0 in graph.1" in cause.text
+
+
 def test_a_chain_of_random_numbers_without_a_boundary_grows_from_graph_to_graph():
     x = ones(3)
     lazyrt.mark_step()
