@@ -33,7 +33,7 @@ _WHOLE = frozenset(
 # `12`, `4.1 MiB`, `about 1 min 3 s`, `97 %`, `15m55.564619s`, as text.py and torch_xla write them.
 _QUANTITY = re.compile(
     r"(about |<)?[-+−]?\d[\d,.]*"
-    r"( ?(%|ns|[µu]s|ms|s|min|h|days?|bytes?|[KMGTP]i?B)){0,1}( \d+ (min|s|ms|h))*"
+    r"( ?(%|[kMGTP]?FLOPs|ns|[µu]s|ms|s|min|h|days?|bytes?|[KMGTP]i?B)){0,1}( \d+ (min|s|ms|h))*"
     r"|(\d[\d.]*([mu]s|[hms]))+"
 )
 

@@ -657,6 +657,8 @@ def gaps_of(
 
 def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
     """Return a gap in words: how long, what else keeps the device idle there, what to do."""
+    if not gap.at and gap.is_sampled:
+        return f"For {text.duration(gap.duration_ns)} no line of the program ran, as between cells."
     at = gap.at or "A line that is not known"
     took = f"{at} takes {text.duration(gap.duration_ns)} in which no op is recorded"
     if not gap.idle_ns:

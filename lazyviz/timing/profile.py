@@ -471,7 +471,8 @@ class Profile(Displayed):
             ]
             parts.append(Table(["device", "runs", "time", "ends later by"], rows))
         parts += self._heat_map()
-        longest = max(self.gaps, key=lambda gap: gap.duration_ns, default=None)
+        at_lines = [gap for gap in self.gaps if gap.at] or self.gaps
+        longest = max(at_lines, key=lambda gap: gap.duration_ns, default=None)
         if longest is not None:
             parts.append(Sentence(f"The longest: {longest.sentence}"))
         parts += [Sentence(words) for words in self._remarks() if words]
@@ -587,7 +588,7 @@ class Profile(Displayed):
     def _gap_table(self) -> Part:
         by_line: dict[str, list[host.Gap]] = defaultdict(list)
         for gap in self.gaps:
-            by_line[gap.at].append(gap)
+            by_line[gap.at or "no line"].append(gap)
         ranked = sorted(
             by_line.items(), key=lambda item: -sum(g.duration_ns for g in item[1])
         )

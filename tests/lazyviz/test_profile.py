@@ -431,6 +431,14 @@ def test_a_fusion_is_shared_by_the_work_of_what_it_holds():
     assert program.shares("unknown") == {device_time.Place(): 1.0}
 
 
+def test_a_time_in_which_no_line_of_the_program_ran_is_said_to_be_that():
+    host = gaps.HostTime([gaps.Stretch("python", 0, 1_400 * MS, None)])
+
+    (gap,) = gaps.gaps_of(host, [], [], [])
+
+    assert gap.sentence == "For 1.4 s no line of the program ran, as between cells."
+
+
 def test_a_run_that_was_not_traced_did_the_same_work_however_long_it_took(monkeypatch):
     first, second = started(step=1, at=100), started(step=2, at=1_000)
     traced = device_time.Run(

@@ -196,6 +196,13 @@ def test_a_long_word_in_a_table_may_end_a_line_where_a_part_of_it_ends(cell, sho
     ET.fromstring(page)
 
 
+def test_floating_point_operations_stand_at_the_right_in_one_line():
+    page = Table(["FLOPs"], [["158 MFLOPs"], ["22.1 kFLOPs"], ["0 FLOPs"]]).to_html()
+
+    assert page.count("text-align:right") == 4
+    assert page.count("nowrap") == 3
+
+
 def test_a_duration_of_minutes_and_seconds_may_stand_in_two_lines():
     page = Table(["total"], [["15m55.564619s"], ["01s002ms"]]).to_html()
 
