@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"(?<=[\[,])\d+")  # of a type, such as `f32[2,3]`
 _FEWEST = 2
 _NOTHING = (
-    "No size varied: there are no two graphs that differ in the size of their inputs alone. "
+    "No size varied alone: no two graphs differ in just one size of their inputs. "
     "%lazy graphs lists the graphs with their causes."
 )
 
@@ -120,14 +120,13 @@ def families(
     }
     alike: dict[Any, list[Any]] = defaultdict(list)
     for graph in graphs:
-        vertices = graph.snapshot.vertices
-        # The order of ops that do not read each other depends on their sizes.
-        kinds = tuple(
-            sorted(
-                (each.op, _NUMBER.sub("#", " ".join(each.types))) for each in vertices
-            )
-        )
-        alike[kinds].append(graph)
+        kinds = [
+            (each.is_leaf, each.op, _NUMBER.sub("#", " ".join(each.types)))
+            for each in graph.snapshot.vertices
+        ]
+        # The order of ops depends on sizes, and their number where a loop runs over an input.
+        leaves = tuple(sorted(kind for kind in kinds if kind[0]))
+        alike[leaves, frozenset(kinds)].append(graph)
     plans = []
     for group in alike.values():
         sizes = _sizes(group)

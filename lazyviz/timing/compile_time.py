@@ -257,7 +257,7 @@ def record_of_step(runtime: ModuleType, step: int) -> Any:
     latest = latest_step(runtime)
     why = "no step has run yet. Run the cell that trains first."
     if latest is not None:
-        why = f"the latest that ran is step {latest}. `%lazy step` lists the last thousand."
+        why = f"the latest that ran is step {latest}. `%lazy step N` lists the last N."
     raise HloError(f"there is no graph of step {step}: {why}")
 
 

@@ -101,6 +101,21 @@ def test_sizes_of_a_training_loop_are_one_family_whatever_order_their_ops_have()
     assert tuple(each.size for each in found.sizes) == sizes
 
 
+def test_a_loop_over_an_input_makes_graphs_that_differ_in_its_size():
+    cold_start()
+    weight = torch.ones(4, 4).to(DEVICE)
+    for n in (3, 5):
+        x = torch.ones(2, n, 4).to(DEVICE)
+        with lazyrt.step("eval"):
+            hidden = x[:, 0]
+            for k in range(1, n):
+                hidden = (hidden @ weight + x[:, k]).tanh()
+            del k
+
+    (found,) = families(lazyrt.compiled_graphs(), {})
+    assert [each.size for each in found.sizes] == [3, 5]
+
+
 def test_graphs_that_differ_otherwise_are_no_sizes():
     cold_start()
     for n in (3, 5):
