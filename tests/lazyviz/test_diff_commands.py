@@ -33,6 +33,14 @@ def test_the_steps_of_a_session_can_be_compared(lab):
     assert lazyrt.counters() == before
 
 
+def test_the_graphs_of_two_pending_tensors_are_told_apart_by_their_names(lab):
+    lab.run_cell("early, late = (x * 2).sum(), (x * 2).tanh().sum()")
+    lab.display_pub.outputs.clear()
+    lab.run_cell("%lazy diff early late")
+
+    assert "pending graph of early → pending graph of late" in displayed(lab)[0]
+
+
 @pytest.mark.parametrize("line", ["diff 999998 999999", "compile 999998"])
 def test_a_step_that_is_not_known_is_refused(lab, capsys, line):
     lab.run_cell(

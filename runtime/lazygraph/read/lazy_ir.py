@@ -38,12 +38,15 @@ def from_ir(
             takes longer than all the rest.
         called: What the user calls values, inputs and outputs among them.
     """
-    return _IrReader(name or _known_name(graph)).read(graph, called or {})
+    called = called or {}
+    return _IrReader(name or _known_name(graph, called)).read(graph, called)
 
 
-def _known_name(graph: Any) -> str:
+def _known_name(graph: Any, called: Mapping[Any, str]) -> str:
     known = getattr(graph, "known_fingerprint", None)
-    return (graph.fingerprint if known is None else known)[:12] or "pending graph"
+    results = [called[root] for root in graph.roots if root in called]
+    pending = f"pending graph of {results[0]}" if len(results) == 1 else "pending graph"
+    return (graph.fingerprint if known is None else known)[:12] or pending
 
 
 def from_snapshot(snapshot: Any, name: str = "") -> Graph:
