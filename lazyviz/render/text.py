@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lazygraph import readable
+from lazygraph.read import lazy_ir
 from lazygraph.types import tensor_type
 from lazyviz.render.html import one_line
 
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 _CLOSE = 1.7  # between these a time is told as one
 _MAX_NUMBERS = 12
-_LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 
 
 duration, size, plural = readable.duration_text, readable.size_text, readable.plural
+leaf_name = lazy_ir.leaf_name
 
 
 def duration_range(low_ns: float, high_ns: float) -> str:
@@ -198,11 +199,6 @@ def reference(value: Value) -> str:
         return leaf_name(value)
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
     return f"%{value.node.id}{suffix}"
-
-
-def leaf_name(leaf: Any) -> str:
-    """Return an input's name in listings: `%p0`."""
-    return f"%{_LEAF_PREFIX.get(leaf.kind, leaf.kind)}{leaf.position}"
 
 
 def python_call(node: Node) -> str:

@@ -24,6 +24,11 @@ LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 GETITEM = "getitem"
 
 
+def leaf_name(leaf: Any) -> str:
+    """Return an input's name in listings: `%p0`."""
+    return f"%{LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
+
+
 @gc_paused
 def from_ir(
     graph: Any, name: str = "", called: Mapping[Any, str] | None = None
@@ -158,16 +163,9 @@ def _hints(provenances: list[Any]) -> list[str]:
     ]
 
 
-def _name(provenance: Any) -> tuple[str, str]:
-    if provenance is None:
-        return "", ""
-    is_backward = provenance.backward is not None
-    return _scope(provenance.module, is_backward=is_backward), ""
-
-
 class _IrReader:
     def __init__(self, name: str) -> None:
-        self._builder = GraphBuilder(name, _origin, _name, _hints)
+        self._builder = GraphBuilder(name, _origin, read_hints=_hints)
         self._ids: dict[Any, int] = {}
         # This spares all but a hundred nodes the texts.
         self._known: dict[Any, _Known] = {}
@@ -223,9 +221,8 @@ class _IrReader:
 
     def _leaf(self, leaf: Any) -> int:
         kind = self._builder.label(PARAMETER, tensor_type(leaf), leaf.kind)
-        name = f"%{LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
         self._builder.ancestor_keys.append(self._builder.labels[kind])
-        return self._builder.add(kind, name=name, number=leaf.position)
+        return self._builder.add(kind, name=leaf_name(leaf), number=leaf.position)
 
     def _result(self, value: Any) -> int:
         node = value.node

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.normalize import with_all_places
+from lazygraph.read.lazy_ir import leaf_name
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler, cost_model
@@ -90,7 +91,7 @@ class Graph:
         Args:
             called: What the user calls inputs that are data, by their rank among those.
         """
-        names = {leaf: _leaf_name(leaf) for leaf in self.parameters}
+        names = {leaf: leaf_name(leaf) for leaf in self.parameters}
         ranks = itertools.count()
         lines = []
         for leaf in self.parameters:
@@ -212,14 +213,9 @@ class Computation:
         )
 
 
-def _leaf_name(leaf: Leaf) -> str:
-    prefix = {"data": "p", "float": "f", "int": "i", "rng": "rng"}[leaf.kind]
-    return f"%{prefix}{leaf.position}"
-
-
 def _reference(value: Value, names: dict[Leaf, str]) -> str:
     if value.node is None:
-        return names.get(value) or _leaf_name(value)  # type: ignore[call-overload, arg-type]
+        return names.get(value) or leaf_name(value)  # type: ignore[call-overload]
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
     return f"%{value.node.id}{suffix}"
 
