@@ -453,9 +453,12 @@ def test_without_strips_holders_are_looked_for_only_where_one_is_told(
     run(space, "%lazy off", "x = torch.ones(4, device='lazyrt')")
     session, looks = space._lazyviz_session, []
     find = session._holdings_of
-    monkeypatch.setattr(
-        session, "_holdings_of", lambda graph: looks.append(graph) or find(graph)
-    )
+
+    def look(graph):
+        looks.append(graph)
+        return find(graph)
+
+    monkeypatch.setattr(session, "_holdings_of", look)
 
     run(space, "old = x\nfor _ in range(12): old = old.sin()")
     assert looks == []

@@ -47,7 +47,7 @@ def from_ir(
     return _IrReader(name or _known_name(graph, called)).read(graph, called)
 
 
-def _known_name(graph: Any, called: Mapping[Any, str]) -> str:
+def _known_name(graph: Any, called: Mapping[object, str]) -> str:
     known = getattr(graph, "known_fingerprint", None)
     results = [called[root] for root in graph.roots if root in called]
     pending = f"pending graph of {results[0]}" if len(results) == 1 else "pending graph"
