@@ -418,15 +418,15 @@ class _Call:
         program: Its number.
         inputs: The values that it reads.
         numbers: For each kind that it reads: which vector of the step's, and the positions.
-        outputs: The values that it makes.
-        dead: The values that nobody needs after it.
+        dead: The values made on the way that nobody needs after it.
+        is_last: Whether no later launch reads what it makes, and so waits for it.
     """
 
     program: int
     inputs: tuple[int, ...]
     numbers: tuple[tuple[int, tuple[int, ...]], ...]
-    outputs: tuple[int, ...]
     dead: tuple[int, ...]
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +437,11 @@ class Memory:
     output_size_in_bytes: int
     temp_size_in_bytes: int
     alias_size_in_bytes: int = 0
+
+
+def _giver(kind: int, count: int) -> jax_compat.Giver:
+    shape = (count, 2) if kind == 2 else (count,)  # noqa: PLR2004 - RNG states are pairs
+    return jax_compat.giver(*shape, dtype=_DTYPES[kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,46 +478,41 @@ class LinkedExecutable:
         self._calls = tuple(calls)
         self._results = tuple(results)
         self._memory = plan
-        self._count = max((n for c in calls for n in c.outputs), default=0) + 1
         self.launch_count, self.program_count = len(calls), len(programs)
+        self._kinds = sorted({kind for call in calls for kind, _ in call.numbers})
         with jax_compat.scope():
-            self._givers = {
-                (kind, len(at)): jax_compat.giver(
-                    *((len(at), 2) if kind == 2 else (len(at),)),  # noqa: PLR2004
-                    dtype=_DTYPES[kind],
+            self._run = [
+                (
+                    self._programs[call.program].launch,
+                    call.inputs,
+                    [
+                        (kind, np.array(at), _giver(kind, len(at)))
+                        for kind, at in call.numbers
+                    ],
+                    call.dead,
+                    call.is_last,
                 )
                 for call in calls
-                for kind, at in call.numbers
-            }
-        self._run = [
-            (
-                self._programs[call.program].launch,
-                call.inputs,
-                [(kind, np.array(at)) for kind, at in call.numbers],
-                call.outputs,
-                call.dead,
-            )
-            for call in calls
-        ]
+            ]
 
     def launch(self, args: Sequence[Any]) -> list[Any]:
         """Run all programs on device arrays; return the results and what is ready behind them."""
-        kinds = sorted({kind for kind, _ in self._givers})
-        data = len(args) - len(kinds)
-        vectors = dict(zip(kinds, map(np.asarray, args[data:]), strict=True))
-        values: list[Any] = [*args[:data], *[None] * (self._count - data)]
-        scalars = []
-        for launch, inputs, numbers, outputs, dead in self._run:
+        data = len(args) - len(self._kinds)
+        vectors = dict(zip(self._kinds, map(np.asarray, args[data:]), strict=True))
+        values = list(args[:data])
+        last = []
+        for launch, inputs, numbers, dead, is_last in self._run:
             given = [values[k] for k in inputs]
-            for kind, at in numbers:
-                given.append(self._givers[kind, len(at)](vectors[kind][at]))
+            for kind, at, give in numbers:
+                given.append(give(vectors[kind][at]))
             made = launch(given)
-            scalars.append(made.pop())
-            for number, value in zip(outputs, made, strict=True):
-                values[number] = value
+            ended = made.pop()
+            if is_last:
+                last.append(ended)
+            values += made  # in the order in which they are numbered
             for number in dead:
                 values[number] = None
-        return [*[values[k] for k in self._results], _Ready(scalars)]
+        return [*[values[k] for k in self._results], _Ready(last)]
 
     def memory_analysis(self) -> Memory:
         """Return what the whole step allocates."""
@@ -550,6 +550,7 @@ def link(
         for value in part.results:
             numbers[value] = len(numbers)
     last = {value: k for k, part in enumerate(parts) for value in part.inputs[0]}
+    read = set(last)
     last |= dict.fromkeys(graph.roots, len(parts))
     vectors: list[dict[Value, int]] = [
         {leaf: k for k, leaf in enumerate(leaves)}
@@ -560,8 +561,9 @@ def link(
     for k, part in enumerate(parts):
         given = _given(part, k, last, donated, graph)
         program = _program(part, given, rules)
+        made = [value for value in part.inputs[0] if numbers[value] >= len(graph.data)]
+        ended = [value for value in made if last[value] == k]
         unread = [value for value in part.results if value not in last]
-        ended = [value for value in part.inputs[0] if last[value] == k]
         calls.append(
             _Call(
                 programs.setdefault(program, len(programs)),
@@ -571,8 +573,8 @@ def link(
                     for kind, leaves in enumerate(part.inputs[1:])
                     if leaves
                 ),
-                tuple(numbers[value] for value in part.results),
                 tuple(numbers[value] for value in (*ended, *unread)),
+                read.isdisjoint(part.results),
             )
         )
     sizes = {numbers[value]: nbytes_of(value) for value in numbers}
@@ -635,5 +637,5 @@ def _memory(
         peak = max(peak, held + memory.planned(executable))
         analysis = executable.memory_analysis()
         held += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-        held -= sum(sizes[number] for number in call.dead if number >= arguments)
+        held -= sum(sizes[number] for number in call.dead)
     return Memory(sum(sizes[k] for k in range(arguments)), held, max(peak - held, 0))
