@@ -299,3 +299,24 @@ def test_all_that_a_step_overwrites_is_updated_in_its_own_memory(monkeypatch):
 
     assert sum(taker is not None for taker in takers) == len(graph.key.donated)
     assert sum(size > 0 for size in updates) >= 2
+
+
+def test_a_part_may_overwrite_what_only_it_reads_of_the_parts_before(monkeypatch):
+    given = []
+    make = jax_compat.compile_text
+
+    def note(text, ins, outs, donated, **rest):
+        given.append([at for at, taker in donated.items() if taker is None])
+        return make(text, ins, outs, donated, **rest)
+
+    monkeypatch.setattr(jax_compat, "compile_text", note)
+    train(Model(4), DEVICE)
+
+    assert sum(map(bool, given)) >= 3  # backward of the head, of layers, and what ends
+
+
+def test_waiting_for_a_step_is_waiting_for_what_nobody_reads_on():
+    train(Model(4), DEVICE)
+    calls = build()._calls
+
+    assert [call.is_last for call in calls] == [False] * 10 + [True]

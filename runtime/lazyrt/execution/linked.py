@@ -558,12 +558,13 @@ def link(
     ]
     programs: dict[_Program, int] = {}
     calls = []
+    held = peak = 0  # beyond the step's arguments
     for k, part in enumerate(parts):
         given = _given(part, k, last, donated, graph)
         program = _program(part, given, rules)
         made = [value for value in part.inputs[0] if numbers[value] >= len(graph.data)]
-        ended = [value for value in made if last[value] == k]
-        unread = [value for value in part.results if value not in last]
+        dead = [value for value in made if last[value] == k]
+        dead += [value for value in part.results if value not in last]
         calls.append(
             _Call(
                 programs.setdefault(program, len(programs)),
@@ -573,15 +574,21 @@ def link(
                     for kind, leaves in enumerate(part.inputs[1:])
                     if leaves
                 ),
-                tuple(numbers[value] for value in (*ended, *unread)),
+                tuple(numbers[value] for value in dead),
                 read.isdisjoint(part.results),
             )
         )
-    sizes = {numbers[value]: nbytes_of(value) for value in numbers}
-    plan = _memory([*programs], calls, sizes, len(graph.data))
+        peak = max(peak, held + memory.planned(program.executable))
+        held += _nbytes(part.results) - _nbytes(dead)
+        held -= _nbytes(part.results[at] for at in given.values() if at is not None)
+    plan = Memory(_nbytes(graph.data), held, max(peak - held, 0))
     return LinkedExecutable(
         [*programs], calls, [numbers[root] for root in graph.roots], plan
     )
+
+
+def _nbytes(values: Iterable[Value]) -> int:
+    return sum(map(nbytes_of, values))
 
 
 def _given(
@@ -593,14 +600,19 @@ def _given(
 ) -> dict[int, int | None]:
     """Return which inputs a part may overwrite, and which of its results takes their memory.
 
-    Those are the whole's that it hands on, where no later part reads them.
+    No later part reads them. They are the whole's that it hands on, and what parts before made,
+    of which XLA says what takes it.
     """
     takers: dict[Value, int | None]
     takers = {graph.data[at]: result for at, result in donated.items()}
     found: dict[int, int | None] = {}
     for position, value in enumerate(part.inputs[0]):
         result = takers.get(value)
-        if result is not None and last[value] == k:
+        if last[value] != k:
+            continue
+        if value.node is not None:
+            found[position] = None
+        elif result is not None:
             root = graph.roots[result]
             if root in part.results:
                 found[position] = part.results.index(root)
@@ -622,20 +634,3 @@ def _program(part: Part, donated: Donated, rules: object) -> _Program:
         )
         found = _programs[key] = _Program(made)
     return found
-
-
-def _memory(
-    programs: Sequence[_Program],
-    calls: Sequence[_Call],
-    sizes: Mapping[int, int],
-    arguments: int,
-) -> Memory:
-    """Return what a step allocates at once, from what each program does and what outlives it."""
-    held = peak = 0
-    for call in calls:
-        executable = programs[call.program].executable
-        peak = max(peak, held + memory.planned(executable))
-        analysis = executable.memory_analysis()
-        held += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-        held -= sum(sizes[number] for number in call.dead)
-    return Memory(sum(sizes[k] for k in range(arguments)), held, max(peak - held, 0))
