@@ -130,6 +130,11 @@ def view(desk: Desk) -> str | None:
     ]
     if t.is_contiguous():
         options += [f"{name}.view(-1)", f"{name}.view({size}, -1)"]
+        half = t.numel() // 2
+        options += [
+            f"{name}.as_strided(({half},), (1,), {t.storage_offset() + half})",
+            f"{name}.as_strided((2, {half}), (1, 1))",
+        ]
     if t.dim() < MAX_DIMENSIONS:
         options += [f"{name}.unsqueeze({dim})", f"{name}[None]"]
         options.append(f"{name}.unfold({dim}, {min(2, size)}, 1)")
@@ -196,6 +201,83 @@ def write(desk: Desk) -> str | None:
             f"{name}.copy_({part})",
             f"{name}.lerp_({part}.to({t.dtype}), 0.5)",
             f"{name}.addcmul_({part}.to({t.dtype}), {part}.to({t.dtype}).sin(), value=0.5)",
+        ]
+    return str(desk.choose(options))
+
+
+def write_list(desk: Desk) -> str | None:
+    """Return a statement that writes to several views of a tensor at once.
+
+    Some share elements, and some had equal values before on storages that were apart.
+    """
+    name = desk.name(
+        lambda t: (
+            t.is_floating_point()
+            and t.dim() > 0
+            and t.shape[0] > 1
+            and is_written_alike(t)
+            and not t.requires_grad
+        )
+    )
+    other = desk.floats()
+    if name is None or other is None:
+        return None
+    first, last = desk.choose(((":1", "1:2"), (":-1", "1:"), (":1", "-1:")))
+    one, two = f"one[{first}]", f"two[{last}]"
+    body = desk.choose(
+        (
+            f"torch._foreach_add_([{one}, {two}], 1)",
+            f"torch._foreach_mul_([{one}, {two}], [2, 0.5])",
+            f"torch._foreach_mul_([{one}, {two}], [{two}.clone(), {one}.clone()])",
+            f"torch._foreach_copy_([{one}, {two}], [{two}.clone(), {one}.clone()])",
+            f"torch._foreach_sub_([{one}, {two}], [{two}, {one}], alpha=0.5)",
+            f"torch._foreach_mul_([one.view(-1)[0], {two}], two.view(-1)[0])",
+            f"torch._foreach_add_([{one}, {two}, {name}], {desk.apart(other, name)}.detach().sum().to(one))",
+            f"torch._foreach_lerp_([{one}, {two}], [{two}.sin(), {one}.cos()], 0.5)",
+            f"torch._foreach_addcmul_([{one}, {two}], [{two}.sin(), {one}], [{one}, {one}], 0.5)",
+            f"torch._foreach_add([{one}, {two}], 1); torch._foreach_add_([{one}, {two}], 1)",
+        )
+    )
+    pairs = desk.choose(
+        (
+            f"(({name}, {name}),)",
+            f"(({name}.clone(), {name}.clone()), ({name}, {name}))",
+            f"(({name} * 1, {name} * 1), ({name}.mul_(1), {name}))",
+            f"([{name} * 2, {name} * 2], [{name} * 2] * 2, [{name}] * 2)",
+        )
+    )
+    return f"for one, two in {pairs}:\n    {body}"
+
+
+def replace(desk: Desk) -> str | None:
+    """Return a statement that gives a tensor other storage or another size, or an `out=`."""
+    name = desk.name(
+        lambda t: t.is_floating_point() and is_written_alike(t) and not t.requires_grad
+    )
+    if name is None:
+        return None
+    t = desk.tensors[name]
+    other = desk.name(lambda o: o.dtype == t.dtype and not o.requires_grad)
+    like = desk.name(lambda o: o.shape == t.shape and o.dtype == t.dtype)
+    options = [
+        f"{name}.resize_({max(1, t.numel() // 2)})",
+        f"{name}.data = {name}.data.clone()",
+    ]
+    if other is not None:
+        options += [
+            f"{name}.data = {other}",
+            f"{name}.data = {other}.detach()",
+            f"{name}.set_({other})",
+            f"{name}.set_({other}.untyped_storage(), 1, (2,), (1,))",
+            f"{name}.swap_dims_(0, -1)" if t.dim() else f"{name}.unsqueeze_(0)",
+        ]
+    if like is not None:
+        options += [
+            f"torch.add({like}.detach(), 0.5, out={name})",
+            f"torch.mul({like}.detach(), {like}.detach(), out={name})",
+            f"torch.cumsum({like}.detach().view({tuple(t.shape)}), 0, out={name})"
+            if t.dim()
+            else f"torch.exp({like}.detach(), out={name})",
         ]
     return str(desk.choose(options))
 

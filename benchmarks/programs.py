@@ -43,6 +43,8 @@ _LARGEST = 1e4
 _KINDS: tuple[tuple[Callable[[lines.Desk], str | None], int, bool], ...] = (
     (lines.view, 5, True),
     (lines.write, 6, False),
+    (lines.write_list, 2, False),
+    (lines.replace, 1, False),
     (lines.compute, 5, True),
     (lines.convert, 2, True),
     (lines.draw, 1, True),
