@@ -271,15 +271,17 @@ def test_a_slice_of_another_length_is_a_shape_though_its_start_varied():
     assert "·" not in text
 
 
-def test_a_number_in_front_of_one_that_is_an_input_already_becomes_one_too():
-    x = ones(4, 4)
-    lazyrt.mark_step()
-    for first, second in ((2.5, 3.5), (2.5, 4.5), (5.5, 4.5)):
-        with lazyrt.step():
-            y = x * first * second
+def test_a_number_of_backward_becomes_an_input_beside_others_of_its_line():
+    embed = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(DEVICE)
+    optimizer = torch.optim.Adam(embed.parameters())
+    for swap in (False, False, False, True, True):
+        parts = [embed(torch.randn(5, 3).to(DEVICE)) for _ in range(3)]
+        loss = nn.functional.triplet_margin_loss(*parts, swap=swap)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
-    assert y.dim() == 2
-    assert "`x * first * second`" in the_cause("lifted_number").text
+    assert explained()[-1].top.kind == "lifted_number", explained()[-1]
 
 
 def test_a_cache_that_a_step_computed_is_no_batch_to_pad():
