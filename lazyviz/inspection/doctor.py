@@ -325,10 +325,10 @@ def _settings(runtime: ModuleType) -> Iterator[Check]:
         if costs(getattr(config, name))
     ]
     # Without what the environment says, which may cost speed as well.
-    defaults: dict[str, object] = {}
-    for f in fields(config):
-        made = f.default_factory
-        defaults[f.name] = f.default if made is MISSING else str(made())
+    defaults = {
+        f.name: f.default if (made := f.default_factory) is MISSING else str(made())
+        for f in fields(config)
+    }
     if not costly:
         yield Check("settings", "none that costs speed")
     for name, why in costly:

@@ -44,12 +44,12 @@ def from_ir(
         called: What the user calls values, inputs and outputs among them.
     """
     called = called or {}
-    return _IrReader(name or _known_name(graph, called)).read(graph, called)
-
-
-def _known_name(graph: Any, called: Mapping[object, str]) -> str:
-    known = getattr(graph, "known_fingerprint", None)
     results = [called[root] for root in graph.roots if root in called]
+    return _IrReader(name or _known_name(graph, results)).read(graph, called)
+
+
+def _known_name(graph: Any, results: list[str]) -> str:
+    known = getattr(graph, "known_fingerprint", None)
     pending = f"pending graph of {results[0]}" if len(results) == 1 else "pending graph"
     return (graph.fingerprint if known is None else known)[:12] or pending
 

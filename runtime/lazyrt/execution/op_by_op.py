@@ -272,13 +272,9 @@ def begin_step(roots: Callable[[], Sequence[Value]]) -> None:
 
 
 def has_run(mode: SingleOps, made: Container[str]) -> bool:
-    """Return whether a mode ran a part of the pending step by itself.
+    """Return whether a mode ran a part of the pending step, or made an input of it since the last barrier.
 
-    It did where a single op ran since the last barrier, in the step or for an input of it.
-
-    Args:
-        mode: The mode.
-        made: How the step's inputs were made.
+    `made` says how its inputs were made.
     """
     is_part = mode in _since_begin or HOW[mode] in made
     return is_part and _last_step.get(mode) == pending.number
