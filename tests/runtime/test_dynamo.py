@@ -710,3 +710,34 @@ def test_writes_to_numbers_and_vectors_of_the_cpu_are_those_of_uncompiled_code()
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
+
+
+def test_numbers_of_the_cpu_are_written_where_they_are_and_counted_as_writes(
+    monkeypatch,
+):
+    def count(numbers, x):
+        torch._foreach_add_(numbers, 1)
+        return x * numbers[0]
+
+    compiled = torch.compile(count, backend="lazyrt")
+    x = torch.ones(2, device=DEVICE)
+    numbers = [torch.tensor(0.0), torch.tensor(5, dtype=torch.int64)]
+    compiled(numbers, x)
+
+    def refuse(*args):
+        raise AssertionError("an op was called for each number")
+
+    monkeypatch.setattr(torch.Tensor, "fill_", refuse)
+    for moved in (False, True, False):
+        if moved:  # the same tensors, in memory of other numbers
+            before = [number.clone() for number in numbers]
+            kept = [number.detach() for number in numbers]
+            for number, now in zip(numbers, before, strict=True):
+                number.data = now.clone()
+        versions = [number._version for number in numbers]
+        result = compiled(numbers, x)
+        assert [n._version > v for n, v in zip(numbers, versions, strict=True)] == [True, True]  # fmt: skip
+
+    assert [number.tolist() for number in numbers] == [4.0, 9]
+    assert [number.tolist() for number in kept] == [2.0, 7]
+    assert result.tolist() == [4.0, 4.0]

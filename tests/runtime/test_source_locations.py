@@ -172,6 +172,33 @@ def test_places_beyond_the_limit_share_their_leaves():
     assert nodes[-1] == nodes[live._MAX_PLACES] == live._MAX_PLACES + 1
 
 
+def test_a_loop_looks_for_an_input_again_only_where_another_tensor_stands(monkeypatch):
+    searched = []
+    search = live._find_leaf
+
+    def noting(position, type_):
+        searched.append(position)
+        return search(position, type_)
+
+    monkeypatch.setattr(live, "_find_leaf", noting)
+    x, y = torch.ones(2).to(DEVICE), torch.ones(3, 1).to(DEVICE)
+    found = []
+    for one, other in ((x, y), (x, y), (y, x), (y, x), (x, x)):
+        searched.clear()
+        result = one + other
+        lazyrt.mark_step()
+        found.append((list(searched), tuple(result.shape)))
+
+    both = (3, 2)
+    assert found == [
+        ([0, 1], both),
+        ([], both),
+        ([0, 1], both),
+        ([], both),
+        ([0], (2,)),
+    ]
+
+
 def test_a_step_of_several_cells_is_the_graph_that_it_is_without_cells():
     """Equal ops of two cells are two nodes, with lines of their own, until the step is used."""
     linear = nn.Linear(4, 4).to(DEVICE)

@@ -24,6 +24,7 @@ from lazyrt.ir.node import (
     LeafKind,
     Node,
     Place,
+    Tables,
     Value,
     carried,
     enter,
@@ -363,6 +364,9 @@ pending = PendingStep()
 
 # The inputs of all steps, by position with type or kind.
 _leaves: dict[Any, Leaf] = {}
+# Those that the last step of a place had, by position, each with the type object of its buffer: a
+# loop finds a leaf without hashing a shape.
+_entered = Tables()
 # A step that begins at another place of the program, as does the rest of a step that was cut, records
 # nodes with lines of their own. Where that is, its first input decides.
 _is_somewhere = False
@@ -463,15 +467,23 @@ def leaf_of(buffer: Buffer) -> Leaf:
     inputs.append(data)
     if inputs[position] is not data:  # a finaliser's op came in between
         position = _place_of(data, inputs, position)
+    last = _entered.cache.get(position)
+    leaf = last[1] if last and last[0] is meta else _find_leaf(position, meta)
+    pending.owners[position] = weakref.ref(buffer)
+    pending.sources[position] = (buffer.run, buffer.slot)
+    buffer.value = leaf
+    return leaf
+
+
+def _find_leaf(position: int, meta: Type) -> Leaf:
+    """Return the leaf of an input, and remember it for the next step that begins here."""
     key = (position, meta)
     leaf = _leaves.get(key)
     if leaf is None:
         leaf = _leaves[key] = Leaf("data", position, meta[0], meta[1])
         leaf.strides = meta[2]
         leaf.sharding = sharding.sharding_of(meta)
-    pending.owners[position] = weakref.ref(buffer)
-    pending.sources[position] = (buffer.run, buffer.slot)
-    buffer.value = leaf
+    _entered.cache[position] = (meta, leaf)
     return leaf
 
 
@@ -629,6 +641,7 @@ def forget_leaves() -> None:
     """Let go of the leaves of steps before."""
     if not (pending.buffers or pending.parked):
         _leaves.clear()
+        _entered.forget()
 
 
 def count_leaves() -> int:
