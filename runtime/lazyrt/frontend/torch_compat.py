@@ -560,8 +560,8 @@ class NumberWriter:
 
     def __init__(self, dtypes: Iterable[torch.dtype]) -> None:
         self._types = [_C_TYPES.get(dtype) for dtype in dtypes]
-        self._addresses: list[int] = []
-        self._cells: list[Any] = []
+        # Both in one attribute, since other threads call, too.
+        self._known: tuple[list[int], list[Any]] = ([], [])
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
         """Write a number to each tensor, which autograd counts."""
@@ -570,11 +570,12 @@ class NumberWriter:
                 tensor.fill_(number)
             return
         addresses = [_data_ptr(tensor) for tensor in tensors]
-        if addresses != self._addresses:
+        before, cells = self._known
+        if addresses != before:
             pairs = zip(self._types, addresses, strict=True)
-            self._cells = [type_.from_address(where) for type_, where in pairs]  # type: ignore[union-attr]
-            self._addresses = addresses
-        for cell, number in zip(self._cells, numbers, strict=True):
+            cells = [type_.from_address(where) for type_, where in pairs]  # type: ignore[union-attr]
+            self._known = addresses, cells
+        for cell, number in zip(cells, numbers, strict=True):
             cell.value = number
         increment_version(tensors)
 
