@@ -738,6 +738,6 @@ def test_numbers_of_the_cpu_are_written_where_they_are_and_counted_as_writes(
         result = compiled(numbers, x)
         assert [n._version > v for n, v in zip(numbers, versions, strict=True)] == [True, True]  # fmt: skip
 
-    assert [number.tolist() for number in numbers] == [4.0, 9]
-    assert [number.tolist() for number in kept] == [2.0, 7]
+    assert [number.item() for number in numbers] == [4.0, 9]
+    assert [number.item() for number in kept] == [2.0, 7]
     assert result.tolist() == [4.0, 4.0]

@@ -285,7 +285,8 @@ def test_a_step_needs_as_much_memory_as_the_whole_program():
 
 
 def test_all_that_a_step_overwrites_is_updated_in_its_own_memory(monkeypatch):
-    own, takers = linked._given, []
+    own = linked._given
+    takers: list[int] = []
 
     def note(*args):
         found = own(*args)

@@ -37,7 +37,6 @@ from lazyrt.frontend.recorded_calls import RecordedCall
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     CompileFigures,
-    NumberWriter,
     OperatorBase,
     OpOverload,
     aot_backend,
@@ -341,7 +340,6 @@ class _Mixed:
         self._constants = constants
         self._take_filled = picker(place(node.args[0]) for node in fills)
         self._take_fills = picker(read_at[len(numbers) :])
-        self._write = NumberWriter(node.args[0].meta["val"].dtype for node in fills)  # type: ignore[union-attr]
         self._copies = [(place(node.args[0]), place(node.args[1])) for node in copies]
         self._take_results = picker(map(place, results))
 
@@ -355,7 +353,10 @@ class _Mixed:
             numbers += found if found.__class__ is list else [found]
         row += self._device(self._take_inputs(row), self._take_numbers(numbers))
         row += self._constants
-        self._write(self._take_filled(row), self._take_fills(numbers))
+        # A number is written in half the time of a copy from an element of the vector.
+        filled, fills = self._take_filled(row), self._take_fills(numbers)
+        for target, number in zip(filled, fills, strict=True):
+            target.fill_(number)
         for place, source in self._copies:
             row[place].copy_(row[source])
         return self._take_results(row)

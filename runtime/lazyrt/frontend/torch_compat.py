@@ -7,7 +7,6 @@ other call to the original, so importing lazyrt changes nothing for other device
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import importlib.abc
@@ -542,42 +541,6 @@ def composites(*, implicit: bool) -> set[str]:
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:
     """Count a write to each tensor, which torch leaves to the kernel of a foreach op."""
     torch._C._increment_version(tensors)
-
-
-_data_ptr = torch._C.TensorBase.data_ptr  # the Tensor's is patched
-_C_TYPES = {
-    torch.float32: ctypes.c_float, torch.float64: ctypes.c_double,
-    torch.int32: ctypes.c_int32, torch.int64: ctypes.c_int64,
-}  # fmt: skip
-
-
-class NumberWriter:
-    """Writes Python numbers to tensors of the CPU without dimensions, of the given dtypes.
-
-    A `fill_` of each takes five times as long. No tensor is kept: tensors at the addresses of the
-    call before are written without looking for them again.
-    """
-
-    def __init__(self, dtypes: Iterable[torch.dtype]) -> None:
-        self._types = [_C_TYPES.get(dtype) for dtype in dtypes]
-        # Both in one attribute, since other threads call, too.
-        self._known: tuple[list[int], list[Any]] = ([], [])
-
-    def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
-        """Write a number to each tensor, which autograd counts."""
-        if None in self._types:
-            for tensor, number in zip(tensors, numbers, strict=True):
-                tensor.fill_(number)
-            return
-        addresses = [_data_ptr(tensor) for tensor in tensors]
-        before, cells = self._known
-        if addresses != before:
-            pairs = zip(self._types, addresses, strict=True)
-            cells = [type_.from_address(where) for type_, where in pairs]  # type: ignore[union-attr]
-            self._known = addresses, cells
-        for cell, number in zip(cells, numbers, strict=True):
-            cell.value = number
-        increment_version(tensors)
 
 
 def set_versions(versions: Iterable[tuple[torch.Tensor, int]]) -> None:

@@ -275,8 +275,8 @@ def test_a_number_of_backward_becomes_an_input_beside_others_of_its_line():
     embed = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(DEVICE)
     optimizer = torch.optim.Adam(embed.parameters())
     for swap in (False, False, False, True, True):
-        parts = [embed(torch.randn(5, 3).to(DEVICE)) for _ in range(3)]
-        loss = nn.functional.triplet_margin_loss(*parts, swap=swap)
+        a, b, c = (embed(torch.randn(5, 3).to(DEVICE)) for _ in range(3))
+        loss = nn.functional.triplet_margin_loss(a, b, c, swap=swap)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
