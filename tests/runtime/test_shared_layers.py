@@ -286,7 +286,7 @@ def test_a_step_needs_as_much_memory_as_the_whole_program():
 
 def test_all_that_a_step_overwrites_is_updated_in_its_own_memory(monkeypatch):
     own = linked._given
-    takers: list[int] = []
+    takers: list[int | None] = []
 
     def note(*args):
         found = own(*args)
