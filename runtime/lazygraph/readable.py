@@ -123,27 +123,13 @@ def time_text(ns: float, *, legacy: bool = False) -> str:
         >>> time_text(850), time_text(4_000_000)
         ('000.850us', '004ms000.000us')
     """
-    return _legacy_time(ns) if legacy else _exact_time(ns)
-
-
-def _exact_time(ns: float) -> str:
-    rest = round(ns)
-    text = ""
+    text, rest = "", ns if legacy else round(ns)
     for suffix, scale, width in _PARTS:
-        if rest >= scale or text:
-            text += f"{rest // scale:0{width}d}{suffix}"
-            rest %= scale
-    return f"{text}{rest // _US:03d}.{rest % _US:03d}us"
-
-
-def _legacy_time(ns: float) -> str:
-    text = ""
-    for suffix, scale, width in _PARTS:
-        part = ns / scale
+        part = rest / scale if legacy else rest // scale
         if part >= 1 or text:
             text += f"{part:0{width}.0f}{suffix}"
-            ns -= math.floor(part) * scale
-    return f"{text}{ns / _US:07.3f}us"
+            rest -= math.floor(part) * scale
+    return f"{text}{rest / _US:07.3f}us"
 
 
 def bytes_text(nbytes: float) -> str:
