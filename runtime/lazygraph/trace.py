@@ -486,10 +486,8 @@ class _Tracer:
         elif row.op in VARIADIC and count > 1:
             yield self._collective(computation, row, slot, depth), (name, user, (slot,))
         elif row.op in _CALLS and (inside := self._inside(row, slot, path)):
-            for callee, parameter, inner in inside:
-                text = f"operand {slot} of %{row.name} ({row.op}) as %{parameter} of %{callee}"
-                target = self._module.computations[callee]
-                after = callee, target.index[parameter], inner
+            for taken, after in inside:
+                text = f"operand {slot} of %{row.name} ({row.op}) as {taken}"
                 yield _hop("call", row, text, depth), after
         else:
             text = (
@@ -512,8 +510,8 @@ class _Tracer:
 
     def _inside(
         self, row: Instruction, slot: int, path: tuple[int, ...]
-    ) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Return the parameters that an operand becomes in what is called."""
+    ) -> list[tuple[str, _Point]]:
+        """Return the parameters that an operand becomes in what is called, in words too."""
         found = []
         for branch, (key, callee) in enumerate(called(row, self._module)):
             number = slot
@@ -525,9 +523,10 @@ class _Tracer:
                 number = 0
             elif key not in {"to_apply", "calls", "called_computations"}:
                 continue
-            parameter = _parameter(self._module.computations[callee], number)
-            if parameter is not None:
-                found.append((callee, parameter, path))
+            for at, each in enumerate(self._module.computations[callee].instructions):
+                if each.op == "parameter" and each.literal.strip() == str(number):
+                    found.append((f"%{each.name} of %{callee}", (callee, at, path)))
+                    break
         return found
 
     def _returned(
@@ -545,15 +544,10 @@ class _Tracer:
                 continue
             text = f"the result of %{call.name} ({call.op})"
             yield _hop("return", call, text, depth), (caller, at, path)
-            for callee, parameter, inner in (
-                self._inside(call, 0, path) if call.op == "while" else ()
-            ):
-                target = self._module.computations[callee]
-                text = f"the next turn of %{call.name} (while) as %{parameter} of %{callee}"
-                yield (
-                    _hop("call", call, text, depth),
-                    (callee, target.index[parameter], inner),
-                )
+            turns = self._inside(call, 0, path) if call.op == "while" else ()
+            for taken, after in turns:
+                text = f"the next turn of %{call.name} (while) as {taken}"
+                yield _hop("call", call, text, depth), after
 
     # --- backward --------------------------------------------------------------------
 
@@ -564,14 +558,10 @@ class _Tracer:
             return
         for k, operand in enumerate(row.operands):
             if operand < 0:
-                name = operand_name(row, k, computation)
-                yield Hop("value", f"%{name}", "", f"%{name}, not shown", "", 0, 1)
+                yield _not_shown(row, k, computation)
                 continue
             made = self._made(computation, operand)
-            text = (
-                f"operand {k}: %{made.name} = {self._what(computation, made)}, "
-                f"{without_layout(made.type)}"
-            )
+            text = f"operand {k}: {self._line(computation, made)}, {without_layout(made.type)}"
             yield _hop("value", made, text, 1)
 
     def _made(self, computation: Computation, position: int) -> Instruction:
@@ -581,6 +571,9 @@ class _Tracer:
         operand = computation.instructions[position]
         made = computation.instructions[computation.index.get(name, position)]
         return operand if operand.op in TUPLES and made.type != operand.type else made
+
+    def _line(self, computation: Computation, row: Instruction) -> str:
+        return f"%{row.name} = {self._what(computation, row)}"
 
     def _what(self, computation: Computation, row: Instruction) -> str:
         if row.op == "parameter" and not self._operands.is_entry(computation):
@@ -624,17 +617,10 @@ class _Tracer:
         elif row.op == "tuple" and path and path[0] < len(row.operands):
             inside = row.operands[path[0]]
             if inside < 0:
-                shown = operand_name(row, path[0], computation)
-                yield (
-                    Hop("value", f"%{shown}", "", f"%{shown}, not shown", "", 0, 1),
-                    None,
-                )
+                yield _not_shown(row, path[0], computation), None
                 return
             made = computation.instructions[inside]
-            text = (
-                f"operand {path[0]} of %{row.name}: %{made.name} = "
-                f"{self._what(computation, made)}"
-            )
+            text = f"operand {path[0]} of %{row.name}: {self._line(computation, made)}"
             is_last = made.op not in {"tuple", *TUPLES, *_CALLS}
             yield (
                 _hop("value", made, text, 1),
@@ -644,14 +630,8 @@ class _Tracer:
             yield from self._arguments(computation, row, path)
         elif row.op in _CALLS:
             for key, callee in called(row, self._module):
-                if key == "condition":
-                    continue
-                inner = self._module.computations[callee]
-                made = inner.instructions[inner.root]
-                text = (
-                    f"the root of %{callee}: %{made.name} = {self._what(inner, made)}"
-                )
-                yield _hop("return", made, text, 1), (callee, inner.root, path)
+                if key != "condition":
+                    yield self._root(callee, path)
             if row.op == "while" and row.operands and row.operands[0] >= 0:
                 hop, after = self._argument(computation, row, 0, path)
                 yield replace(hop, text=f"{hop.text}, if it makes no turn"), after
@@ -672,8 +652,10 @@ class _Tracer:
                 continue
             if call.operands[slot] >= 0:
                 yield self._argument(outer, call, slot, path)
-            if call.op == "while":
-                yield from self._turn_before(call, path)
+            for key, callee in called(call, self._module) if call.op == "while" else ():
+                if key == "body":
+                    turn = f"the turn of %{call.name} (while) before, "
+                    yield self._root(callee, path, turn)
 
     def _argument(
         self,
@@ -684,24 +666,22 @@ class _Tracer:
     ) -> tuple[Hop, _Point]:
         operand = call.operands[slot]
         made = computation.instructions[operand]
-        text = (
-            f"operand {slot} of %{call.name} ({call.op}): %{made.name} = "
-            f"{self._what(computation, made)}"
-        )
+        line = self._line(computation, made)
+        text = f"operand {slot} of %{call.name} ({call.op}): {line}"
         return _hop("parameter", made, text, 1), (computation.name, operand, path)
 
-    def _turn_before(
-        self, loop: Instruction, path: tuple[int, ...]
-    ) -> Iterator[tuple[Hop, _Point]]:
-        for key, callee in called(loop, self._module):
-            if key == "body":
-                body = self._module.computations[callee]
-                made = body.instructions[body.root]
-                text = (
-                    f"the turn of %{loop.name} (while) before, the root of %{callee}: "
-                    f"%{made.name} = {self._what(body, made)}"
-                )
-                yield _hop("return", made, text, 1), (callee, body.root, path)
+    def _root(
+        self, callee: str, path: tuple[int, ...], turn: str = ""
+    ) -> tuple[Hop, _Point]:
+        inner = self._module.computations[callee]
+        made = inner.instructions[inner.root]
+        text = f"{turn}the root of %{callee}: {self._line(inner, made)}"
+        return _hop("return", made, text, 1), (callee, inner.root, path)
+
+
+def _not_shown(row: Instruction, slot: int, computation: Computation) -> Hop:
+    name = operand_name(row, slot, computation)
+    return Hop("value", f"%{name}", "", f"%{name}, not shown", "", 0, 1)
 
 
 def _hop(
@@ -709,10 +689,3 @@ def _hop(
 ) -> Hop:
     shown = without_layout(type_text or row.type)
     return Hop(kind, f"%{row.name}", row.op, text, shown, row.line, depth)
-
-
-def _parameter(computation: Computation, number: int) -> str | None:
-    for row in computation.instructions:
-        if row.op == "parameter" and row.literal.strip() == str(number):
-            return row.name
-    return None
