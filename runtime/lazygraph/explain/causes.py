@@ -90,6 +90,10 @@ def _always(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return True
 
 
+def _on_both(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
 def _direction(fact: Fact) -> object:
     """Keep what came and what went apart: a sentence is about one of them."""
     return fact.is_new
@@ -141,14 +145,12 @@ def _closure_path(c: Comparison, fact: Fact) -> bool:
     )
 
 
-@cause(
+cause(
     "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
     says="LBFGS{at} {does}",
     fix="nothing to do: each way through its step is one graph, and so is each number of "
     "directions up to `history_size`; a smaller one compiles fewer",
-)  # fmt: skip
-def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
+)(_on_both)  # fmt: skip
 
 
 # Settings ---------------------------------------------------------------------------------------
@@ -871,14 +873,12 @@ def _guard(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.now is not None
 
 
-@cause(
+cause(
     "buckets", of="buckets", spread=spread.alone, is_shown=True,
     says="DistributedDataParallel{at} reduces gradients in {now}, in the order of its first "
     "backward; {graph_before} had {before}, in the order of the parameters",
     fix="nothing to do: it regroups them once, so a training loop has two graphs",
-)  # fmt: skip
-def _regrouped_gradients(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
+)(_on_both)  # fmt: skip
 
 
 def _draws(c: Comparison, claims: list[Claim]) -> Fields:
@@ -1131,12 +1131,6 @@ def _also(claims: list[Claim]) -> str:
     return f" (and {len(calls)} more)" if calls else ""
 
 
-def _follows_too(fact: Fact) -> bool:
-    """Return whether an op reads other types, beside what it is given."""
-    before, now = fact.both
-    return bool(before.more["reads"] != now.more["reads"])
-
-
 def _sizes_of(fact: Fact) -> tuple[tuple[int, int], ...]:
     """Return what became of the sizes that an op's results have; one change has many shapes."""
     old, new = ([n for t in v.types for n in shape_of(t)] for v in _vertices(fact))
@@ -1160,7 +1154,9 @@ def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     shapes = [[*map(shape_of, vertex.types)] for vertex in (old, new)]
     if _is_slice(fact):
         return shapes[0] != shapes[1]
-    return _same_op(fact) and shapes[0] != shapes[1] and not _follows_too(fact)
+    # What reads other types follows from them, beside what it is given.
+    reads = [row.more["reads"] for row in fact.both]
+    return _same_op(fact) and shapes[0] != shapes[1] and reads[0] == reads[1]
 
 
 _DTYPE_FIX = (
@@ -1244,13 +1240,11 @@ def _number(c: Comparison, fact: Fact) -> bool:
     )
 
 
-@cause(
+cause(
     "lifted_number", of="number", spread=spread.downstream, more=_lifted,
     says="{number}{within}{at} {is_} {now}, {was} {before}",
     fix=_ONE_KIND,
-)  # fmt: skip
-def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
+)(_on_both)  # fmt: skip
 
 
 @cause(

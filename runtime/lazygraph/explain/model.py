@@ -249,14 +249,9 @@ class Cause(Readable):
             for when, site in (both if self.before != self.now else [("", self.now)])
             if site is not None and str(site) not in self.text
         ]
-        details = "; ".join([part for part in (self._follows, *sites) if part])
-        return f"{self.text} ({details})" if details else self.text
-
-    @property
-    def _follows(self) -> str:
-        """What follows from it, where the sentence does not say so already."""
-        is_counted = self.text.endswith("on it")
-        return "" if is_counted or not self.counts else f"ops and inputs: {self.counts}"
+        if self.counts and not self.text.endswith("on it"):  # which says so already
+            sites.insert(0, f"ops and inputs: {self.counts}")
+        return f"{self.text} ({'; '.join(sites)})" if sites else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
