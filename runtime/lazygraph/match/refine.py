@@ -299,7 +299,7 @@ def refine(matching: Matching) -> None:
     """Improve the assignment until no chain of exchanges makes the script shorter."""
     search = _LocalSearch(matching)
     matching.rewired = None
-    edited = search.edited()
+    edited = [(x, matching.a.partner[x]) for x in disputed(matching)]
     for _ in range(_MAX_REFINE_PASSES):
         improved = False
         matching.rewired = edited
@@ -320,7 +320,7 @@ class _LocalSearch:
         self._a = matching.a
         self._b = matching.b
         self.exchanges = 0
-        # Nodes of a that have, or had, another partner since `edited` was asked.
+        # Nodes of a that have, or had, another partner since those were asked for.
         self._touched: set[int] = set()
 
     def suspects(self, edited: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -345,12 +345,8 @@ class _LocalSearch:
                 if may_pair and (odd_a[x] or odd_b[y]) and a.partner[x] != y:
                     yield x, y
 
-    def edited(self) -> list[tuple[int, int]]:
-        """Return the pairs that read no partners somewhere."""
-        return [(x, self._a.partner[x]) for x in disputed(self._matching)]
-
     def still_edited(self, edited: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return what `edited` would, given its last answer."""
+        """Return the pairs that read no partners somewhere, given those before."""
         users = self._a.users
         nodes = {x for x, _ in edited} | self._touched
         nodes.update([user for node in self._touched for user, _ in users[node]])

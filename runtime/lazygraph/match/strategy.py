@@ -199,6 +199,10 @@ def _finish(matching: Matching) -> None:
         _by_colours(matching, rounds, ties)
     pair_unique_labels(matching, a.inputs, b.inputs)
     pair_unique_labels(matching, range(len(a)), range(len(b)))
+    _pair_rest(matching)
+
+
+def _pair_rest(matching: Matching) -> None:
     matching.grow(similar=True)
     pair_by_gain(matching)
     pair_leaves(matching)
@@ -220,11 +224,7 @@ def _by_shapes(matching: Matching) -> None:
         _by_colours(matching, rounds, ties)
     a.full, a.skeleton, b.full, b.skeleton = plain
     matching.forget_leads()
-    matching.grow(similar=True)
-    pair_by_gain(matching)
-    pair_leaves(matching)
-    pair_handed_through(matching)
-    refine(matching)
+    _pair_rest(matching)
 
 
 def _reconsidered(best: _Found) -> _Found:
