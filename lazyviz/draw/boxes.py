@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from lazygraph import from_ir
 from lazygraph.diff import callee_graph, callees
-from lazygraph.graph import CONSTANT, PARAMETER
-from lazygraph.read.lazy_ir import GETITEM
+from lazygraph.graph import CONSTANT, GETITEM, PARAMETER
 from lazygraph.snapshot import AUTOGRAD
 from lazygraph.types import flops, short_name, split_types, type_bytes
 from lazyviz.draw import model

@@ -8,7 +8,15 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.graph import PARAMETER, Graph, GraphBuilder, HloError, Label, gc_paused
+from lazygraph.graph import (
+    PARAMETER,
+    Graph,
+    GraphBuilder,
+    HloError,
+    Label,
+    gc_paused,
+    grouped,
+)
 from lazygraph.match import lists, match
 from lazygraph.normalize import called, graph_of_module
 from lazygraph.read.hlo_module import HloModule
@@ -129,9 +137,7 @@ def hunks_of(found: GraphDiff) -> list[Hunk]:
     """
     spots = _Spots(found)
     changed = [y for _, y in found.changed]
-    rewired: dict[int, list[Rewire]] = {}
-    for rewire in found.rewired:
-        rewired.setdefault(rewire.b, []).append(rewire)
+    rewired = grouped((rewire.b, rewire) for rewire in found.rewired)
     edits = dict.fromkeys(2 * y + 1 for y in found.added)
     edits |= dict.fromkeys(2 * x for x in found.removed)
     edits |= dict.fromkeys(2 * y + 1 for y in (*changed, *rewired))
@@ -150,9 +156,7 @@ def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
 
     What follows from another change comes last; else what concerns most nodes is first.
     """
-    groups: dict[tuple[object, ...], list[Hunk]] = {}
-    for hunk in hunks:
-        groups.setdefault(hunk.signature, []).append(hunk)
+    groups = grouped((hunk.signature, hunk) for hunk in hunks)
     found = [HunkGroup(alike[0], tuple(alike)) for alike in groups.values()]
     found.sort(key=lambda group: (group.follows, -sum(map(len, group.hunks))))
     return found
@@ -184,9 +188,7 @@ def _parts(
     if len(region) <= _MAX_TOGETHER or not keys:
         yield region
         return
-    parts: dict[str, list[int]] = {}
-    for spot in region:
-        parts.setdefault(keys[0](spots.origin(spot)), []).append(spot)
+    parts = grouped((keys[0](spots.origin(spot)), spot) for spot in region)
     for part in parts.values():
         yield from _parts(spots, part, keys[1:])
 
@@ -530,7 +532,7 @@ def callees(graph: Graph, node: int) -> list[tuple[str, str]]:
     """Return what a node calls: pairs of an attribute and a computation's name."""
     source = graph.source
     if isinstance(source, MlirModule):
-        return source.callees(graph, node)
+        return source.called_in(graph.label(node).attrs)
     if not isinstance(source, HloModule):
         return []
     computation = source.computations[graph.part]

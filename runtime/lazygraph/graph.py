@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from lazygraph.types import flops, type_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 class HloError(RuntimeError, ValueError):
@@ -55,6 +55,8 @@ class MisplacedError(HloError):
 
 PARAMETER = "parameter"
 CONSTANT = "constant"
+# Results of an op with several are nodes of their own.
+GETITEM = "getitem"
 
 
 class Label(NamedTuple):
@@ -143,6 +145,18 @@ def dead_node(name: str, label: Label, origin: Origin, operands: list[str]) -> D
     return DeadNode(name, label, origin, type_bytes(label.type), work)
 
 
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return values by their keys, in the order in which they come."""
+    found: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 _NO_ORIGIN = Origin()
 # Names of inputs that say only their number, or nothing.
 _NUMBERED = re.compile(r"(?:[A-Za-z]*[\[_.]?\d+[\]_]?(?:\.\d+)?|.*device_data)?")
@@ -150,19 +164,6 @@ _NUMBERED = re.compile(r"(?:[A-Za-z]*[\[_.]?\d+[\]_]?(?:\.\d+)?|.*device_data)?"
 
 def _read_origin(raw: Any) -> Origin:
     return raw if isinstance(raw, Origin) else _NO_ORIGIN
-
-
-class _Hints(dict[Any, str]):
-    """The hints of nodes that are no inputs, by what they came with."""
-
-    def __init__(self, read_name: Callable[[Any], tuple[str, str]]) -> None:
-        super().__init__()
-        self._read_name = read_name
-
-    def __missing__(self, raw: Any) -> str:
-        scope, op_name = self._read_name(raw)
-        hint = self[raw] = f"{scope}/{op_name}" if scope else ""
-        return hint
 
 
 class Graph:
@@ -342,7 +343,8 @@ class Graph:
         return found
 
     def _hints_of(self, origins: list[Any]) -> list[str]:
-        known = _Hints(self._read_name)
+        names = {raw: self._read_name(raw) for raw in {*origins}}
+        known = {raw: f"{s}/{op}" if s else "" for raw, (s, op) in names.items()}
         return [known[raw] for raw in origins]
 
     def _name_of(self, raw: Any) -> tuple[str, str]:
@@ -490,6 +492,19 @@ class GraphBuilder:
         if group is not None:
             self.groups[node] = group
         return node
+
+    def add_result(
+        self,
+        whole: int,
+        index: int,
+        type_text: str,
+        *,
+        name: str = "",
+        op: str = GETITEM,
+    ) -> int:
+        """Add one result of a node that has several, from where that came; return its id."""
+        kind = self.label(op, type_text, f"index={index}")
+        return self.add(kind, [whole], name=name, origin=self.origins[whole])
 
     def finish(
         self,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.explain.compare import differs, is_view, position
+from lazygraph.graph import grouped
 from lazygraph.readable import plural, size_text
 
 if TYPE_CHECKING:
@@ -441,7 +442,8 @@ def modules(side: Side) -> Table:
     for path, names in owned.items():
         vertices = [leaves.get(name, made.get(name, -1)) for name in names]
         inside = tuple(k for k in vertices if k >= 0)
-        found[path] = Row("", path, path, inside, site=_scope_site(side, path),
+        recorded = (k for k, v in enumerate(side.vertices) if in_scope(v.scope, path))
+        found[path] = Row("", path, path, inside, site=side.site(recorded),
                           more={"parameters": len(names)})  # fmt: skip
     return found
 
@@ -450,13 +452,8 @@ def in_scope(scope: str, path: str) -> bool:
     """Return whether a module, or one within it, recorded an op; a scope begins at the call."""
     if not scope:
         return False
-    parts = scope.split(".")
-    outer = (".".join(parts[:k]) for k in range(1, len(parts) + 1))
+    outer = (*prefixes(scope), scope)
     return any(path == each or path.endswith(f".{each}") for each in outer)
-
-
-def _scope_site(side: Side, path: str) -> SourceLocation | None:
-    return side.site(k for k, v in enumerate(side.vertices) if in_scope(v.scope, path))
 
 
 def update_lines(side: Side) -> set[Position]:
@@ -621,11 +618,9 @@ def visits(side: Side) -> Table:
 
 def _by_line(side: Side, vertices: Iterable[int]) -> dict[_Line, list[int]]:
     """Return vertices by the line, module and op that recorded them."""
-    found: dict[_Line, list[int]] = {}
-    for k in vertices:
-        key = (position(side[k].site), side[k].scope, side[k].op)
-        found.setdefault(key, []).append(k)
-    return found
+    return grouped(
+        ((position(side[k].site), side[k].scope, side[k].op), k) for k in vertices
+    )
 
 
 @table("read")

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import nested_diffs
-from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.graph import CONSTANT, PARAMETER, grouped
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
 from lazygraph.read.stablehlo import MlirModule
@@ -322,11 +322,9 @@ _EDITS = ("placement", "literal", "op", "attributes", "type")
 
 def _edits(found: GraphDiff) -> dict[str, list[str]]:
     """Return how pairs differ, by what of them does: a sentence for each edit, with its places."""
-    places: dict[_Edit, list[int]] = {}
     mesh = _header(found.a).get("mesh", ""), _header(found.b).get("mesh", "")
-    for x, y in found.changed:
-        for edit in _edits_of(found, x, y, mesh):
-            places.setdefault(edit, []).append(y)
+    edits = ((e, y) for x, y in found.changed for e in _edits_of(found, x, y, mesh))
+    places = grouped(edits)
     said: dict[str, list[str]] = {what: [] for what in _EDITS}
     for edit, nodes in places.items():
         if len(said[edit.what]) < _MOST:
@@ -490,24 +488,20 @@ def _without_readers(
 def _reads(found: GraphDiff) -> Iterator[str]:
     """Yield which pairs read other values than before, where nothing was put in between."""
     a, b = found.a, found.b
-    slots: dict[tuple[int, int], list[int]] = {}
-    for x, y, slot in found.rewired:
-        slots.setdefault((x, y), []).append(slot)
+    slots = grouped(((x, y), slot) for x, y, slot in found.rewired)
     shown = 0
     for (x, y), changed in slots.items():
         row, other = a.operands[x], b.operands[y]
         partners = [found.partner_a[each] for each in row]
         if shown == _MOST or len(row) != len(other):
             continue
-        at = next(
-            (
-                each
-                for each in changed
-                if _is_known(a, row[each], partners[each])
-                and _is_known(b, other[each], found.partner_b[other[each]])
-            ),
-            None,
+        known = (
+            slot
+            for slot in changed
+            if _is_known(a, row[slot], partners[slot])
+            and _is_known(b, other[slot], found.partner_b[other[slot]])
         )
+        at = next(known, None)
         if at is None:
             continue
         shown += 1
@@ -690,9 +684,7 @@ def _modules(graph: Graph, unmatched: set[int]) -> dict[_Path, list[int]]:
         if owner := next((p for p in _prefixes(graph.scope(node)) if p in new), None):
             owners[node] = owner
     _join(graph, unmatched, owners)
-    found: dict[_Path, list[int]] = {}
-    for node in sorted(owners):
-        found.setdefault(owners[node], []).append(node)
+    found = grouped((owners[node], node) for node in sorted(owners))
     return {
         path: nodes
         for path, nodes in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
@@ -27,6 +28,7 @@ from lazygraph.explain.compare import (
 )
 from lazygraph.explain.facts import Fact, facts_of
 from lazygraph.explain.model import NO_SOURCE, Cause, EditCounts, Explanation
+from lazygraph.graph import grouped
 from lazygraph.match.lists import is_on_lists
 from lazygraph.readable import listed, plural
 from lazygraph.snapshot import repeated_block, rounds_in
@@ -182,19 +184,13 @@ def _importance(group: list[Claim]) -> tuple[bool, int, int]:
 
 def _claims(c: Comparison, facts: list[Fact]) -> list[Claim]:
     """Return the causes that hold: of each fact, the one that stands highest."""
-    by_table: dict[str, list[Fact]] = {}
-    for fact in facts:
-        by_table.setdefault(fact.table, []).append(fact)
+    by_table = grouped((fact.table, fact) for fact in facts)
     claims = []
     for rank, row in enumerate(causes.TABLE):
         waiting = by_table.get(row.of, [])
-        groups: dict[object, list[Fact]] = {}
-        left = by_table[row.of] = []
-        for fact in waiting:
-            if row.holds(c, fact):
-                groups.setdefault(row.group(fact), []).append(fact)
-            else:
-                left.append(fact)
+        held = {fact: row.holds(c, fact) for fact in waiting}
+        by_table[row.of] = [fact for fact in waiting if not held[fact]]
+        groups = grouped((row.group(fact), fact) for fact in waiting if held[fact])
         for group in groups.values():
             closures = spread_together(c, group, row.spread)
             claims += [
@@ -515,6 +511,7 @@ _SETS_FIX = (
 def of_key(before: Record, now: Record) -> Iterator[Cause]:
     """Yield why a graph of the same fingerprint was compiled again."""
     old, new = before.key, now.key
+    cause = partial(Cause, before=old.ended_by[1], now=new.ended_by[1])
     settings: tuple[tuple[Kind, str, str], ...] = (
         ("device", "device", "run the program on one device"),
         ("sharding", "sharding", "keep one layout over devices"),
@@ -525,41 +522,18 @@ def of_key(before: Record, now: Record) -> Iterator[Cause]:
         was, is_ = getattr(old, kind), getattr(new, kind)
         if was != is_:
             text = f"the {name} is {is_}, was {was} for {before.name}"
-            yield _of_key(kind, before, now, text, f"{fix}; each one costs a compile")
+            yield cause(kind=kind, text=text, fix=f"{fix}; each one costs a compile")
     if old.rules != new.rules:
         changed = sorted({name for name, _ in {*old.rules} ^ {*new.rules}})
-        yield _of_key(
-            "lowering",
-            before,
-            now,
-            f"the graph is that of {before.name}, but `@lowers` has given {listed(changed)} another "
-            "lowering since",
-            "register lowerings before the first step; each one costs a compile",
-            changed=len(changed),
+        yield cause(
+            kind="lowering",
+            text=f"the graph is that of {before.name}, but `@lowers` has given {listed(changed)} "
+            "another lowering since",
+            fix="register lowerings before the first step; each one costs a compile",
+            edits=EditCounts(changed=len(changed)),
         )
     if old.donated != new.donated:
         yield _donation(before, now)
-
-
-def _of_key(
-    kind: Kind,
-    before: Record,
-    now: Record,
-    text: str,
-    fix: str,
-    *,
-    variable: str = "",
-    changed: int = 0,
-) -> Cause:
-    return Cause(
-        kind=kind,
-        text=text,
-        fix=fix,
-        variable=variable,
-        before=before.key.ended_by[1],
-        now=now.key.ended_by[1],
-        edits=EditCounts(changed=changed),
-    )
 
 
 def _donation(before: Record, now: Record) -> Cause:
@@ -582,14 +556,14 @@ def _donation(before: Record, now: Record) -> Cause:
         verbs = ("is", "was") if len(given) == 1 else ("are", "were")
         parts.append(f"{_inputs(now, given)} {verbs[0]} donated and {verbs[1]} not")
     names = _names(before, kept) if kept else _names(now, given)
-    return _of_key(
-        "donation",
-        before,
-        now,
-        f"the graph is that of {before.name}, but other inputs are donated: {'; '.join(parts)}",
-        _SETS_FIX if not kept else _COPIED_FIX if are_copies else _HELD_FIX,
+    return Cause(
+        kind="donation",
+        text=f"the graph is that of {before.name}, but other inputs are donated: {'; '.join(parts)}",
+        fix=_SETS_FIX if not kept else _COPIED_FIX if are_copies else _HELD_FIX,
         variable=next(iter(names), ""),
-        changed=len(kept) + len(given),
+        before=before.key.ended_by[1],
+        now=now.key.ended_by[1],
+        edits=EditCounts(changed=len(kept) + len(given)),
     )
 
 

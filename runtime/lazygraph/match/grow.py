@@ -8,6 +8,7 @@ from itertools import chain, islice
 from operator import ne
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from lazygraph.graph import grouped
 from lazygraph.match.state import Numbers, numbers
 
 if TYPE_CHECKING:
@@ -253,7 +254,10 @@ def _classes(
     for _ in range(rounds):
         colours_a = _refined(a, colours_a, known, own=True)
         colours_b = _refined(b, colours_b, known, own=False)
-    return _by_colour(colours_a), _by_colour(colours_b)
+    return (
+        grouped((colour, node) for node, colour in colours_a.items()),
+        grouped((colour, node) for node, colour in colours_b.items()),
+    )
 
 
 def _refined(
@@ -279,13 +283,6 @@ def _refined(
             seen += sorted(above)
         refined[node] = known[tuple(seen)]
     return refined
-
-
-def _by_colour(colours: dict[int, int]) -> dict[int, list[int]]:
-    classes: dict[int, list[int]] = {}
-    for node, colour in colours.items():
-        classes.setdefault(colour, []).append(node)
-    return classes
 
 
 def _pair_tied(matching: Matching, tied: list[tuple[list[int], list[int]]]) -> None:
@@ -407,12 +404,8 @@ def _grouped(
     nodes: Iterable[int],
     signature: Callable[[Side, int], _Signature | None],
 ) -> dict[_Signature, list[int]]:
-    groups: dict[_Signature, list[int]] = {}
-    for node in nodes:
-        key = signature(side, node)
-        if key is not None:
-            groups.setdefault(key, []).append(node)
-    return groups
+    keys = ((signature(side, node), node) for node in nodes)
+    return grouped((key, node) for key, node in keys if key is not None)
 
 
 def _free_users(side: Side, node: int) -> list[int]:
@@ -593,7 +586,9 @@ def pair_in_reading_order(matching: Matching) -> None:
     A chain of like layers has no landmarks, but its order says which layer was inserted.
     """
     order_a, order_b = _reading_order(matching.a), _reading_order(matching.b)
-    found = dict(_aligned(matching, order_a, order_b))
+    ids: dict[object, int] = {}  # nearly a longest common subsequence
+    symbols = _symbols(matching.a, order_a, ids), _symbols(matching.b, order_b, ids)
+    found = {order_a[i]: order_b[k] for i, k in anchored(*symbols)}
     rows_a, rows_b = matching.a.operands, matching.b.operands
     seen = set(found.values())
     kept = [
@@ -631,17 +626,6 @@ def _reading_order(side: Side) -> list[int]:
             stack.append(-1 - node)
             stack += [each for each in reversed(side.operands[node]) if not seen[each]]
     return order
-
-
-def _aligned(
-    matching: Matching, order_a: Sequence[int], order_b: Sequence[int]
-) -> list[tuple[int, int]]:
-    """Return the pairs of nearly a longest common subsequence."""
-    ids: dict[object, int] = {}
-    found = anchored(
-        _symbols(matching.a, order_a, ids), _symbols(matching.b, order_b, ids)
-    )
-    return [(order_a[i], order_b[k]) for i, k in found]
 
 
 def _symbols(side: Side, order: Sequence[int], ids: dict[object, int]) -> list[int]:

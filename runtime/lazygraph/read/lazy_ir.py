@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
-# Results of an op with several are nodes of their own.
-GETITEM = "getitem"
 
 
 def leaf_name(leaf: Any) -> str:
@@ -73,14 +71,10 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
         if len(types) == 1:
             return whole[vertex]
         if reference not in results:
-            kind = builder.label(GETITEM, types[index], f"index={index}")
-            made = builder.add(
-                kind,
-                [whole[vertex]],
-                name=f"{builder.names[whole[vertex]]}.{index}",
-                origin=builder.origins[whole[vertex]],
+            name = f"{builder.names[whole[vertex]]}.{index}"
+            results[reference] = builder.add_result(
+                whole[vertex], index, types[index], name=name
             )
-            results[reference] = made
         return results[reference]
 
     for number, vertex in enumerate(snapshot.vertices):
@@ -225,12 +219,10 @@ class _IrReader:
         return self._builder.add(kind, name=leaf_name(leaf), number=leaf.position)
 
     def _result(self, value: Any) -> int:
-        node = value.node
-        kind = self._builder.label(GETITEM, tensor_type(value), f"index={value.index}")
-        name = f"%{node.id}.{value.index}"
-        self._builder.ancestor_keys.append((node.digest, value.index))
-        return self._builder.add(
-            kind, [self._ids[node]], name=name, origin=node.provenance
+        node, index = value.node, value.index
+        self._builder.ancestor_keys.append((node.digest, index))
+        return self._builder.add_result(
+            self._ids[node], index, tensor_type(value), name=f"%{node.id}.{index}"
         )
 
     def _label(self, node: Any) -> int:
@@ -349,9 +341,7 @@ class _TextReader:
         known = self._ids.get(name)
         if known is None and name in self._results:
             type_text, node, index = self._results[name]
-            kind = self.builder.label(GETITEM, type_text, f"index={index}")
-            origin = self.builder.origins[node]
-            known = self.builder.add(kind, [node], name=f"%{name}", origin=origin)
+            known = self.builder.add_result(node, index, type_text, name=f"%{name}")
             self._ids[name] = known
         if known is None:
             raise HloSyntaxError(

@@ -482,17 +482,6 @@ def regions_of(text: str) -> tuple[str, list[tuple[str, int]]]:
     return "".join([*parts, text[at:]]), regions
 
 
-def region_function(
-    name: str,
-    text: str,
-    line: int,
-    inputs: list[tuple[str, str, str, str]],
-) -> Function:
-    """Return a region as a function of its block's arguments, else of what the head gives it."""
-    given, rows = block(text, line)
-    return Function(name, "", rows, line, given=tuple(given or inputs))
-
-
 def bound_by(body: str, knows: Callable[[str], bool]) -> list[tuple[str, str, str]]:
     """Return what the head of an operation binds for its regions: names with values or types."""
     return [
@@ -504,11 +493,8 @@ def bound_by(body: str, knows: Callable[[str], bool]) -> list[tuple[str, str, st
 
 def without_bound(body: str) -> str:
     """Return the head of an operation without the names that it binds."""
-    return _BOUND.sub(_value_alone, body)
-
-
-def _value_alone(found: re.Match[str]) -> str:
-    return "%" if found[2] else found[0] if not found[3] else ""
+    # Of `name = value` the value stays, of `name: type` nothing.
+    return _BOUND.sub(lambda m: "%" if m[2] else "" if m[3] else m[0], body)
 
 
 def uses(body: str, bound: list[tuple[str, str, str]]) -> list[tuple[str, str]]:

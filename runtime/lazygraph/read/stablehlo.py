@@ -15,6 +15,7 @@ from lazygraph.read.mlir_text import (
     Locations,
     Statement,
     attributes_of,
+    block,
     bound_by,
     dictionary,
     functions,
@@ -22,7 +23,6 @@ from lazygraph.read.mlir_text import (
     in_usual_notation,
     literal_of,
     module_name,
-    region_function,
     regions_of,
     result_types,
     split_type,
@@ -68,7 +68,7 @@ class FunctionReader:
         self._ids: dict[str, int] = {}
         self._kinds: dict[str, int] = {}
         # Results of operations with several, until somebody reads them.
-        self._parts: dict[str, tuple[int, str, int, str]] = {}
+        self._parts: dict[str, tuple[int, int, str]] = {}
         self._effects: list[int] = []
         self._returned: list[int] | None = None
         # What a region reads of what is around it: ids there, and here.
@@ -222,7 +222,7 @@ class FunctionReader:
             self._effects.append(made)
         elif names and count == 1 and not regions and not bound:
             self._module.plans["%".join(VALUE.split(statement.text)[::3])] = label
-        self._name_results(names, types, made, statement, location)
+        self._name_results(names, types, made, statement)
 
     def _calls_effect(self, attrs: str) -> bool:
         return bool(self._module.effectful) and any(
@@ -235,7 +235,6 @@ class FunctionReader:
         types: list[str],
         made: int,
         statement: Statement,
-        location: str,
     ) -> None:
         if len(names) == 1 and names[0][1] == 1:
             self._define(names[0][0], made, statement)
@@ -246,7 +245,7 @@ class FunctionReader:
                 shown = f"{name}#{part}" if count > 1 else name
                 self._define(shown, -1, statement)
                 type_text = types[index] if index < len(types) else ""
-                self._parts[shown] = (made, type_text, index, location)
+                self._parts[shown] = (made, index, type_text)
                 index += 1
 
     def _define(self, name: str, node: int, statement: Statement) -> None:
@@ -280,11 +279,8 @@ class FunctionReader:
             if shown in self._ids:
                 return self._ids[shown]
             if shown in self._parts:
-                made, type_text, index, location = self._parts.pop(shown)
-                kind = self._builder.label(GETITEM, type_text, f"index={index}")
-                node = self._builder.add(
-                    kind, [made], name=f"%{shown}", origin=location
-                )
+                part_of = self._parts.pop(shown)
+                node = self._builder.add_result(*part_of, name=f"%{shown}", op=GETITEM)
                 self._ids[shown] = node
                 return node
         return self._capture(name, part)
@@ -359,11 +355,13 @@ class FunctionReader:
             if short in self._module.known_regions:
                 return self._module.known_regions[short]
         name = VALUE.match(statement.text)
-        function = region_function(
+        given, rows = block(text, statement.line + line)
+        function = Function(
             f"{self._function.name}.{name[1] if name else statement.line}.{key}",
-            text,
+            "",
+            rows,
             statement.line + line,
-            inputs,
+            given=tuple(given or inputs),  # what the head gives it where no block does
         )
         if any(row.text.startswith("^") for row in function.body):
             # Several blocks with jumps between them, which no graph has.
@@ -582,12 +580,8 @@ class MlirModule:
             self._names[digest] = name
             self._regions[name] = graph
 
-    def callees(self, graph: Graph, node: int) -> list[tuple[str, str]]:
-        """Return what a node calls: pairs of the attribute and a function's or region's name."""
-        return self.called_in(graph.label(node).attrs)
-
     def called_in(self, attrs: str) -> list[tuple[str, str]]:
-        """Return the functions and regions that some attributes name."""
+        """Return the functions and regions that some attributes name, with the attribute."""
         found = _DIGEST.findall(attrs)
         return [(key, self._names[each]) for key, each in found if each in self._names]
 

@@ -87,8 +87,7 @@ def _graph(nodes: Iterable[IrNode], name: str) -> Graph:
             roots[each.root] = node
         if each.type.startswith("("):
             for index, part in enumerate(_ELEMENT.findall(each.type)):
-                item = builder.label("getitem", part, f"index={index}")
-                ids[each.id, index] = builder.add(item, [node], origin=origin)
+                ids[each.id, index] = builder.add_result(node, index, part)
     return builder.finish([roots[k] for k in sorted(roots)])
 
 
