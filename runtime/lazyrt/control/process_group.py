@@ -254,10 +254,7 @@ class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Torch's name of the group."""
         return self._group_name
 
-    @property
-    def pg_name(self) -> str:
-        """Torch's name of the group."""
-        return self._group_name
+    pg_name = group_name
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name

@@ -262,26 +262,13 @@ def wrap(state: State, value: Value) -> torch.Tensor:
 
 def emit(result: Any) -> Any:
     """Return new lazy tensors for a recorded result, in its structure."""
-    if result.__class__ is Value:
-        buffer = Buffer(result)
-        pending.buffers[buffer] = None
-        if result.strides is not None:
-            return wrap(buffer, result)
-        tensor = create_empty_tensor(result.shape, result.dtype)
-        tensor.untyped_storage()._lazyrt = buffer  # type: ignore[attr-defined]
-        return tensor
     if result is None:
         return None
     if result.__class__ is tuple:
         return tuple([emit(part) for part in result])
-    return wrap_alias(result)
-
-
-def wrap_alias(leaf: Value) -> torch.Tensor:
-    """Return a new tensor whose value is an input of the step."""
-    buffer = Buffer(leaf)
+    buffer = Buffer(result)
     pending.buffers[buffer] = None
-    return wrap(buffer, leaf)
+    return wrap(buffer, result)
 
 
 def component(arg: Any) -> Any:

@@ -425,30 +425,28 @@ def in_place_kernel(
     ]  # fmt: skip
     kinds = [str(func._schema.arguments[position].type) for position in mutated]
     source = Source(func, operation(pure), in_place=True)
-    if mutated == [0] and kinds == ["Tensor"]:
-        return source.build(
-            [
-                *source.look_up(called=True),
-                "if r.strides != v0.strides or r.shape != v0.shape or r.dtype is not v0.dtype:",
-                "  r = fit(r, v0)",
-                f"s0.{'fill' if str(func) in _FILLS else 'write'}(r)",
-                *_AFTER,
-                "return a0",
-            ]
-        )
     if "List[Tensor]" in kinds:
         source.go_in_order(mutated)
-    if mutated == [0] and kinds == ["List[Tensor]"]:
-        return _list_in_place(source)
-    return _many_in_place(source, func, mutated)
-
-
-def _list_in_place(source: Source) -> FunctionType:
-    """A foreach op: all new values come from the old ones."""
-    source.scope.update(write_all=_write_all, count_write=increment_version)
-    written = ["write_all(s0, v0, r)", "count_write(a0)"]
+    result = "None"
+    if mutated == [0] and kinds == ["Tensor"]:
+        result = "a0"
+        written = [
+            "if r.strides != v0.strides or r.shape != v0.shape or r.dtype is not v0.dtype:",
+            "  r = fit(r, v0)",
+            f"s0.{'fill' if str(func) in _FILLS else 'write'}(r)",
+        ]
+    elif mutated == [0] and kinds == ["List[Tensor]"]:
+        # A foreach op: all new values come from the old ones.
+        source.scope.update(write_all=_write_all, count_write=increment_version)
+        written = ["write_all(s0, v0, r)", "count_write(a0)"]
+    else:
+        # Several mutated arguments: their new values are the last results of the pure op.
+        result = "made"
+        source.scope["write_results"] = _write_results
+        targets = ", ".join(source.names[position] for position in mutated)
+        written = [f"made = write_results(r, [{targets}], {len(func._schema.returns)})"]
     return source.build(
-        [*source.look_up(called=True), *written, *_AFTER, "return None"]
+        [*source.look_up(called=True), *written, *_AFTER, f"return {result}"]
     )
 
 
@@ -511,23 +509,6 @@ def _has_parts(arg: Any, count: int) -> bool:
     """Return whether an argument has one part for each position; optional lists have none."""
     is_row = isinstance(arg, torch.Tensor) and arg.dim() == 1 and len(arg) == count
     return is_row or isinstance(arg, (list, tuple))
-
-
-def _many_in_place(
-    source: Source, func: torch._ops.OpOverload, mutated: list[int]
-) -> FunctionType:
-    """Several mutated arguments: their new values are the last results of the pure op."""
-    source.scope["write_results"] = _write_results
-    targets = ", ".join(source.names[position] for position in mutated)
-    plain = len(func._schema.returns)
-    return source.build(
-        [
-            *source.look_up(called=True),
-            f"made = write_results(r, [{targets}], {plain})",
-            *_AFTER,
-            "return made",
-        ]
-    )
 
 
 def _write_results(result: Any, targets: list[Any], plain: int) -> Any:

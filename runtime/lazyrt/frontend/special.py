@@ -55,15 +55,8 @@ def _zeros(
 ) -> Any:
     """New storage is zero: reading memory that was never written would not be reproducible."""
     dtype = dtype or torch.get_default_dtype()
-    fill = (
-        (bool, False)
-        if dtype is torch.bool
-        else (
-            0
-            if not dtype.is_floating_point and not dtype.is_complex
-            else (float, "0.0")
-        )
-    )
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    fill = component(False if dtype is torch.bool else 0 if is_whole else 0.0)
     value = functional(operation(aten.full.default), (tuple(size), fill, dtype))
     if strides is None:
         return value
