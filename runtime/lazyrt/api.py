@@ -45,14 +45,13 @@ from lazyrt.execution.inspection import Inspection, inspect_finished, results_of
 from lazyrt.execution.peek import NodeValues, forget_slices
 from lazyrt.execution.peek import node_values as run_nodes
 from lazyrt.frontend import device as _device
-from lazyrt.frontend import reads, record, reuse
+from lazyrt.frontend import names, reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import (
     all_names,
     names_of_buffers,
     saved_for_backward,
-    set_elsewhere,
 )
 from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
@@ -81,7 +80,7 @@ process.adapt_collector()
 cache_miss.hooks.names = lambda: (
     {key: [name] for key, name in saved_for_backward().items()} | all_names()
 )
-set_elsewhere(waiting_arguments)
+names.elsewhere = waiting_arguments
 cache_miss.hooks.cell = running_cell
 flight_recorder.begin_from_environment()
 

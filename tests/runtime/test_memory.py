@@ -173,7 +173,7 @@ def test_a_look_at_the_holders_that_fails_does_not_hide_the_error(monkeypatch):
     def broken():
         raise ValueError("no names today")
 
-    monkeypatch.setattr(memory, "_holders", broken)
+    monkeypatch.setattr(memory, "describe_holders", broken)
     huge = torch.ones(HUGE, device=DEVICE)
 
     refused(lazyrt.mark_step, "Nothing was run")

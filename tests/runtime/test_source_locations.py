@@ -138,7 +138,7 @@ def test_an_interrupt_while_the_place_is_found_leaves_nothing_numbered(monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(live, "_find_place", interrupted)
+        patched.setattr(live, "find_place", interrupted)
         for op in (x.neg, x.exp_, lambda: torch.rand(2, device=DEVICE)):
             with pytest.raises(KeyboardInterrupt):
                 op()

@@ -23,8 +23,13 @@ from lazyrt import jax_compat
 from lazyrt.config import config, follow
 from lazyrt.control.rollback import go_back, updates_of
 from lazyrt.errors import LazyRuntimeError, NotFiniteError, OutOfMemoryError
-from lazyrt.execution import copy_on_donate, deferred_asserts, kept_steps, replicas
-from lazyrt.execution.executor import watch_results
+from lazyrt.execution import (
+    copy_on_donate,
+    deferred_asserts,
+    executor,
+    kept_steps,
+    replicas,
+)
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.graph_registry import Run, graph_registry
 from lazyrt.execution.inspection import find_not_finite
@@ -401,7 +406,7 @@ def _follow(value: object) -> None:
     on_backward[:] = [_note_losses] if value else []
     deferred_asserts.on_read[:] = [_look] if value else []
     deferred_asserts.on_wait[:] = [_ask_last] if value else []
-    watch_results(watch if value else None)
+    executor.watch_results = watch if value else None
     kept_steps.trim()
 
 

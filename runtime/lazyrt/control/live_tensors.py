@@ -778,7 +778,7 @@ def _in_short(row: LiveRow) -> str:
     return f"{size_text(row.nbytes)}: {name}, {row.type}, {state}{made}"
 
 
-memory.describe_holders(_largest_holders)
+memory.describe_holders = _largest_holders
 
 
 # The line of the user's source that puts tensors into a collection.

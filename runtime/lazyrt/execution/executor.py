@@ -318,8 +318,8 @@ def _run_whole(
         if kept is not None:
             kept_steps.drop(kept)
         raise
-    if _watch is not None:
-        _watch(plan, results, live, kept)
+    if watch_results is not None:
+        watch_results(plan, results, live, kept)
 
 
 def _spread(plan: Plan) -> None:
@@ -346,16 +346,8 @@ def _spread(plan: Plan) -> None:
 ResultWatch = Callable[
     [Plan, Sequence[Any], Sequence[Buffer], kept_steps.KeptStep | None], object
 ]
-_watch: ResultWatch | None = None
-
-
-def watch_results(watch: ResultWatch | None) -> None:
-    """Hand each step's plan, results, buffers and kept inputs to a function from now on; None for nobody.
-
-    The step has been dispatched then, and may still run.
-    """
-    global _watch
-    _watch = watch
+# Gets each step's plan, results, buffers and kept inputs; the step has been dispatched, and may still run.
+watch_results: ResultWatch | None = None
 
 
 def _make_sure_it_fits(plan: Plan, donated: tuple[int, ...]) -> None:
@@ -401,7 +393,7 @@ def clear_plans() -> None:
     _plans.clear()
 
 
-registry.on_change(clear_plans)
+registry.on_change.append(clear_plans)
 
 
 def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
@@ -461,17 +453,13 @@ def _plan(
     key = (tuple(wanted), donated, config.compile_tier, config.share_layers)
     plan = _plans.get(key)
     if plan is not None:
-        _tell_hit(plan, len(wanted), start)
+        graph = plan.graph
+        _tell_captured(graph, len(wanted), start, plan.ops, hit=True)
+        events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
         return plan
     make_room("plans", _plans, "max_plans")
     plan = _plans[key] = _make_plan(wanted, donated, start, boundary)
     return plan
-
-
-def _tell_hit(plan: Plan, roots: int, start: int) -> None:
-    graph = plan.graph
-    _tell_captured(graph, roots, start, plan.ops, hit=True)
-    events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
 
 
 def _tell_captured(
@@ -774,19 +762,12 @@ def _type(buffer: Buffer, value: Value) -> Type:
     return buffer.meta or (value.shape, value.dtype, value.strides)
 
 
-_after_barrier: list[Callable[[], bool]] = []
-
-
-def on_crowded(forget: Callable[[], bool]) -> None:
-    """Register what empties crowded tables of nodes, and returns whether it did.
-
-    It is called with nothing pending.
-    """
-    _after_barrier.append(forget)
+# What empties crowded tables of nodes, with nothing pending, and returns whether it did.
+on_crowded: list[Callable[[], bool]] = []
 
 
 def _forget_if_crowded() -> None:
-    for forget in _after_barrier:
+    for forget in on_crowded:
         if forget():
             clear_plans()
             forget_places()

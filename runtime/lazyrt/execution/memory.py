@@ -41,13 +41,8 @@ _CGROUPS = (
     ),
 )
 
-_holders: Callable[[], Sequence[str]] = list
-
-
-def describe_holders(function: Callable[[], Sequence[str]]) -> None:
-    """Let a function tell, in lines of text, who holds the most memory; it may look at names."""
-    global _holders
-    _holders = function
+# Tells, in lines of text, who holds the most memory; replaced by what looks at names.
+describe_holders: Callable[[], Sequence[str]] = list
 
 
 def planned(executable: Any) -> int:
@@ -146,7 +141,7 @@ def _advice(nodes: Sequence[Node] = ()) -> str:
     """Return who has the memory, and what to do."""
     lines = _largest(nodes)
     try:
-        lines += _holders()
+        lines += describe_holders()
     except Exception:  # noqa: BLE001 - the error itself matters more
         _log.debug("the holders of memory could not be found", exc_info=True)
     lines.append(

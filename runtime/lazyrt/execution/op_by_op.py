@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 Values = dict[Value, Any]
 
 _PAUSE_NS = 500_000_000  # between two notes of progress
-_check: Callable[[Node, Values], None] | None = None
+# What refuses a node for what its operands hold, before it runs in op-by-op mode.
+checks: list[Callable[[Node, Values], None]] = []
 # The step in which each mode last ran a single op, and those that did since it began.
 _last_step: dict[SingleOps, int] = {}
 _since_begin: set[SingleOps] = set()
@@ -72,18 +73,6 @@ def cone_of(
         if root.node is not None:
             visit(root.node, done, needs)
     return list(done), reused
-
-
-def set_check(check: Callable[[Node, Values], None]) -> None:
-    """Tell what refuses a node for what its operands hold, before a mode of single ops runs it."""
-    global _check
-    _check = check
-
-
-def check_values(node: Node, values: Values) -> None:
-    """Raise what the CPU raises for a node's op on operands that hold what these do."""
-    if _check is not None:
-        _check(node, values)
 
 
 class Ran(NamedTuple):
@@ -297,7 +286,8 @@ def compute(
         for number, node in enumerate(cone):
             tally.note(number)
             try:
-                check_values(node, values)
+                for check in checks:
+                    check(node, values)
             except Exception:
                 values.clear()  # a traceback keeps them
                 if refused is not None:

@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 # `DataLoader(pin_memory=True)` and `torch.synchronize()` come here, also in scripts that have no
 # tensor on the device.
 
-_stream_libraries: list[torch.library.Library] = []
+# What is registered stays so for as long as its library lives.
+_libraries: list[torch.library.Library] = []
 
 
 def install(synchronize: Callable[[], None]) -> None:
@@ -69,7 +70,7 @@ def install(synchronize: Callable[[], None]) -> None:
     for key in ("CPU", "AutogradCPU"):
         # A copy, as pinning makes: jax copies from any memory, so none need be pinned.
         library.impl("pin_memory", lambda host, device=None: host.clone(), key)  # noqa: ARG005
-    _stream_libraries.append(library)
+    _libraries.append(library)
     compat.patch_accelerator(
         synchronize=synchronize,
         allocated_bytes=memory.in_use,
@@ -261,27 +262,17 @@ _ONE_OP = frozenset(
 )  # fmt: skip
 
 
-def _current_stream(device: Any = None) -> Stream:
-    """Return the device's one stream."""
-    return Stream()
-
-
 class DeviceModule:
     """What torch asks of `torch.lazyrt`."""
 
     _initialized = True
 
-    class device:  # noqa: N801 - torch's own spelling
+    class device(contextlib.nullcontext[None]):  # noqa: N801 - torch's own spelling
         """Context manager that selects a device; there is only one."""
 
         def __init__(self, device: Any) -> None:
+            super().__init__()
             self.idx = device
-
-        def __enter__(self) -> None:
-            return None
-
-        def __exit__(self, *_: object) -> None:
-            return None
 
     def set_device(self, device: Any) -> None:
         """Select a device; there is only one."""
@@ -297,7 +288,11 @@ class DeviceModule:
     Stream = Stream
     Event = Event
 
-    current_stream = default_stream = staticmethod(_current_stream)
+    def current_stream(self, device: Any = None) -> torch.Stream:
+        """Return the device's one stream."""
+        return Stream()
+
+    default_stream = current_stream
 
     def set_stream(self, stream: Any) -> None:
         """Select a stream; there is only one."""
@@ -319,13 +314,11 @@ class DeviceModule:
 
     default_generators = (generators.default_generator,)
 
-    def manual_seed_all(self, seed: int) -> None:
-        """Restart the device's random numbers; called by `torch.manual_seed`."""
-        generators.default_generator.manual_seed(seed)
-
     def manual_seed(self, seed: int) -> None:
         """Restart the device's random numbers."""
-        self.manual_seed_all(seed)
+        generators.default_generator.manual_seed(seed)
+
+    manual_seed_all = manual_seed  # which `torch.manual_seed` calls
 
     def seed(self) -> int:
         """Restart the device's random numbers from a seed that the system draws."""
@@ -373,9 +366,6 @@ class DeviceModule:
         return memory.in_use()
 
 
-_libraries: list[torch.library.Library] = []
-
-
 def register() -> int:
     """Register the device and its kernels; return how many kernels there are."""
     module = DeviceModule()
@@ -408,10 +398,8 @@ def register() -> int:
     _register_autocast(library)
     _patch()
     compat.register_checkpoint_location(storages.storage_to_device)
-    on_crowded(_forget_if_crowded)
-    on_crowded(keep_within_budget)
-    for forget in (host_constants.forget, forget_slices):
-        record.on_new_run(forget)
+    on_crowded.extend((_forget_if_crowded, keep_within_budget))
+    record.on_new_run.extend((host_constants.forget, forget_slices))
     return count
 
 
@@ -426,12 +414,9 @@ class _Kinds:
 
 
 def _kernel_for(name: str, schema: torch.FunctionSchema, kinds: _Kinds) -> Any:
-    if name in special.SPECIAL:
-        return special.SPECIAL[name]
-    if name in linear.FACTORISATIONS:
-        return linear.FACTORISATIONS[name]
-    if name in ASSERTIONS:
-        return ASSERTIONS[name]
+    for kernels in (special.SPECIAL, linear.FACTORISATIONS, ASSERTIONS):
+        if name in kernels:
+            return kernels[name]
     if name in special.IN_PLACE_VIEWS:
         return special.in_place_view(name)
     if name in COMPOSITES:  # registered for autograd too
@@ -557,7 +542,7 @@ def _patch() -> None:
     compat.patch_pickling(reads.value_to_save, storages.deep_copy)
     compat.patch_sharing()
     compat.patch_data_parallel()
-    op_by_op.set_check(value_checks.check_values)
+    op_by_op.checks.append(value_checks.check_values)
     storages.install()
     reads.install_dlpack()
 

@@ -21,7 +21,6 @@ from lazyrt import jax_compat
 from lazyrt.execution.op_by_op import (
     HOW,
     Values,
-    check_values,
     cone_of,
     read,
     run_and_tell,
@@ -36,6 +35,7 @@ from lazyrt.frontend import (
     views,
 )
 from lazyrt.frontend.buffers import State, View
+from lazyrt.frontend.value_checks import check_values
 from lazyrt.ir.live import (
     Buffer,
     Lost,
@@ -340,12 +340,8 @@ def _lock_names(*, on: bool) -> dict[str, Any]:
         "acquire": found.acquire,
         "release": found.release,
         # The others take back what they have begun before an error leaves them.
-        "unwind": unwind if found is lock else _nothing,
+        "unwind": unwind if found is lock else lambda: None,
     }
-
-
-def _nothing() -> None:
-    """Take nothing back."""
 
 
 def replace(names: dict[str, Any]) -> None:

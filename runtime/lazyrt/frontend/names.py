@@ -69,16 +69,8 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _RESULTS = ("Out", "_oh")
 
 
-# What holds tensors and stands in no frame of the user's, each time with its holder.
-_elsewhere: Callable[[], Iterable[tuple[Mapping[str, Any], str]]] = tuple
-
-
-def set_elsewhere(
-    elsewhere: Callable[[], Iterable[tuple[Mapping[str, Any], str]]],
-) -> None:
-    """Tell what holds tensors for the user beside frames, such as queued step closures."""
-    global _elsewhere
-    _elsewhere = elsewhere
+# Returns what holds tensors for the user beside frames, such as queued step closures, and the holders.
+elsewhere: Callable[[], Iterable[tuple[Mapping[str, Any], str]]] = tuple
 
 
 def names_of_buffers(depth: int = 1) -> dict[int, Name]:
@@ -98,7 +90,7 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     # Copies of the variables of steps of LBFGS that are running, `self` among them.
     frames = outward(sys._getframe(depth))
     walk.running = [locals_of(frame) for frame in frames if frame.f_code is _STEP]
-    for waiting, holder in _elsewhere():
+    for waiting, holder in elsewhere():
         walk.add_late(waiting, holder)
     walk.run()
     return walk.holders

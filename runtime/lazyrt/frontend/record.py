@@ -19,8 +19,9 @@ from lazyrt.frontend.infer import RESULT_TYPES, Result
 from lazyrt.frontend.provenance import capture
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.frontend.value_checks import base_name, must_stay
+from lazyrt.ir import live
 from lazyrt.ir.fingerprint import is_alike, note_emptied, set_twin
-from lazyrt.ir.live import forget_leaves, forget_places, lock, pending, set_place
+from lazyrt.ir.live import forget_leaves, forget_places, lock, pending
 from lazyrt.ir.node import (
     Args,
     Node,
@@ -494,7 +495,7 @@ def begin_run() -> None:
         forget_places()
         scalars.forget_nodes()
         _interned = _known_count
-        for forget in _on_new_run:
+        for forget in on_new_run:
             forget()
 
 
@@ -504,15 +505,11 @@ def _begin_with_other_rules() -> None:
         begin_run()
 
 
-registry.on_change(_begin_with_other_rules)
-set_place(provenance.place)
+registry.on_change.append(_begin_with_other_rules)
+live.find_place = provenance.place
 set_twin(functools.partial(twin, intern=True))
-_on_new_run: list[Callable[[], None]] = []
-
-
-def on_new_run(forget: Callable[[], None]) -> None:
-    """Register what else remembers nodes, to be emptied when the tables are."""
-    _on_new_run.append(forget)
+# What else remembers nodes, and is emptied when the tables are.
+on_new_run: list[Callable[[], None]] = []
 
 
 def force_fallback(name: str | torch._ops.OpOverload) -> None:

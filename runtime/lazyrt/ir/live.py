@@ -375,7 +375,8 @@ _places: dict[Any, Place] = {}
 _MAX_PLACES = 256
 # Where walks of the stack may end, for as long as the step lasts (`frontend/provenance.py`).
 anchor: Any = None
-_find_place: Callable[[], Any] = lambda: None  # noqa: E731 - replaced by `set_place`
+# Finds what tells the place apart where the program records an op now; the recorder sets it.
+find_place: Callable[[], Any] = lambda: None  # noqa: E731
 # Plain references without callbacks: a callback is Python code that runs wherever a tensor
 # happens to die, and where Ctrl-C could be swallowed.
 _live_ready: dict[int, weakref.ref[Buffer]] = {}
@@ -600,7 +601,7 @@ def _find_here() -> None:
     """
     if not _is_somewhere:
         # In eager debug mode each op gives its inputs back.
-        _begin_at(None if pending.eager else _find_place())
+        _begin_at(None if pending.eager else find_place())
 
 
 def _begin_at(key: Any) -> None:
@@ -618,12 +619,6 @@ def _leave_place() -> None:
     _is_somewhere = False
     anchor = None
     carried.clear()
-
-
-def set_place(find: Callable[[], Any]) -> None:
-    """Tell how to find what tells the place apart where the program records an op now."""
-    global _find_place
-    _find_place = find
 
 
 def forget_places() -> None:

@@ -68,7 +68,8 @@ _versions: dict[tuple[str, int], Rule] = {}
 _recorded: ContextVar[Mapping[str, int]]
 _recorded = ContextVar("lazyrt_rules", default=MappingProxyType({}))
 _noted: list[set[str]] = []
-_on_change: list[Callable[[], None]] = []
+# What forgets what rules gave, called when somebody registers one.
+on_change: list[Callable[[], None]] = []
 
 
 def lowers(*names: str) -> Callable[[_R], _R]:
@@ -116,7 +117,7 @@ def lowers(*names: str) -> Callable[[_R], _R]:
                 _versions[name, times] = rule
                 _given[name] = times
             _rules[name] = rule
-        for forget in () if is_own else _on_change:
+        for forget in () if is_own else on_change:
             forget()
         return rule
 
@@ -139,11 +140,6 @@ def _require_op(name: str) -> None:
     raise UsageError(
         f"lowers({name!r}): torch has no op of that name, so the rule would never be used. {do}"
     )
-
-
-def on_change(forget: Callable[[], None]) -> None:
-    """Register what remembers what rules gave, to be emptied when somebody registers one."""
-    _on_change.append(forget)
 
 
 @contextlib.contextmanager

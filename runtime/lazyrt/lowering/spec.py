@@ -246,7 +246,7 @@ def forget_specs() -> None:
     _specs.clear()
 
 
-registry.on_change(forget_specs)
+registry.on_change.append(forget_specs)
 
 
 def forget_executables() -> None:
