@@ -342,16 +342,9 @@ def _after_optimizer_step(
     note_update(optimizer)
     if not config.barrier_after_optimizer or active.is_inside():
         return
-    if _updates_lazy(optimizer):
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    if any(map(is_lazy, parameters)):
         marks.mark_quietly("optimizer.step()", user_site(2))
-
-
-def _updates_lazy(optimizer: torch.optim.Optimizer) -> bool:
-    return any(
-        is_lazy(parameter)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    )
 
 
 def install() -> None:

@@ -25,6 +25,7 @@ from lazyrt.execution import (
     compiler,
     completion,
     cost_model,
+    memory,
     process,
     replicas,
     transfer,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_slices: dict[Value | tuple[Value, ...], Plan] = {}
+_slices: dict[tuple[Value, ...], Plan] = {}
 _AHEAD = 3  # executables that are begun before their op's turn
 _compiled_ns = 0  # that peeks have waited for compiles and loads
 
@@ -103,7 +104,7 @@ def _compute(
     cone, known_operands = cone_of(values, step.memo)
     replicas.check_alone(cone)
     reused = len(known_operands)
-    plan = _slices.get(_key(values))
+    plan = _slices.get(values)
     strategy: Strategy = "slice"
     found = None
     if _is_slice(plan, cone, reused=bool(reused)):
@@ -117,10 +118,6 @@ def _compute(
     step.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
     tell(values[0], strategy, len(cone), reused, start, site, tensor)
     return found
-
-
-def _key(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
-    return values[0] if len(values) == 1 else values
 
 
 def forget_slices() -> None:
@@ -153,7 +150,7 @@ class Forecast(NamedTuple):
 
 def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
     """Return what a peek of a value with this cone will do; computes nothing."""
-    plan = _slices.get(value)
+    plan = _slices.get((value,))
     if not _is_slice(plan, cone, reused=reused):
         return op_forecast(cone)
     place = "memory" if plan is not None else cost_model.place_of_slice((value,))
@@ -179,7 +176,7 @@ def op_forecast(cone: list[Node]) -> Forecast:
 
 def run_parts(cone: list[Node], value: Value, *, reused: bool) -> list[Part]:
     """Return what runs in a peek once its executables are there."""
-    if _is_slice(_slices.get(value), cone, reused=reused):
+    if _is_slice(_slices.get((value,)), cone, reused=reused):
         return cost_model.slice_runs(cone)
     return cost_model.runs(cone)
 
@@ -208,7 +205,7 @@ def _run_slice(
             lambda: compiler.compile_graph(graph, {}, fast=True, purpose="peek"),
         )
         make_room("slices", _slices, "max_slices")
-        plan = _slices[_key(values)] = plan_of(graph, executable, values)
+        plan = _slices[values] = plan_of(graph, executable, values)
     plan.make_sure_it_fits()
     found = [*run_plan(plan, "peek", step)]
     for value, data in zip(values, found, strict=True):
@@ -473,7 +470,7 @@ def _lazy(graph: Graph) -> NodeValues:
         "lazy",
         graph,
         values,
-        _planned_bytes(executable),
+        jax_compat.memory_plan(executable).arguments + memory.planned(executable),
         jax_compat.optimised_text(executable),
         tuple(drift),
         jax_compat.optimised_text(kept_executable),
@@ -520,8 +517,3 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.numel():
         return tensor.new_empty(0, dtype=torch.uint8)
     return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def _planned_bytes(executable: Any) -> int:
-    plan = jax_compat.memory_plan(executable)
-    return plan.arguments + plan.results + plan.temporary - plan.aliased

@@ -262,13 +262,18 @@ def wrap(state: State, value: Value) -> torch.Tensor:
 
 def emit(result: Any) -> Any:
     """Return new lazy tensors for a recorded result, in its structure."""
-    if result is None:
-        return None
     if result.__class__ is tuple:
         return tuple([emit(part) for part in result])
+    if result is None:
+        return None
     buffer = Buffer(result)
     pending.buffers[buffer] = None
-    return wrap(buffer, result)
+    if result.strides is not None:
+        return wrap(buffer, result)
+    # What `wrap` does, without a call for each result.
+    tensor = create_empty_tensor(result.shape, result.dtype)
+    tensor.untyped_storage()._lazyrt = buffer  # type: ignore[attr-defined]
+    return tensor
 
 
 def component(arg: Any) -> Any:

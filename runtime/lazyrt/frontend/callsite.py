@@ -16,7 +16,7 @@ import linecache
 import sys
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution import cache_miss
 from lazyrt.frontend.provenance import (
@@ -138,7 +138,7 @@ def user_call() -> Call:
     position = _position(frame)
     if frame.f_code.co_code[frame.f_lasti] == _STORES_ITEM:
         first = (
-            position.first or frame.f_lineno
+            position.lineno or frame.f_lineno
         )  # what is read stands to the right of it
         return Call(site_of(frame), _cut(_lines(frame, first, first)[0].strip()))
     source = _source_of(frame, position)
@@ -256,20 +256,11 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
-class _Position(NamedTuple):
-    """Where an instruction stands in the source: lines, and offsets in bytes."""
-
-    first: int | None
-    last: int | None
-    start: int | None
-    end: int | None
-
-
-def _position(frame: FrameType) -> _Position:
-    """Return the place of the instruction that a frame is at."""
+def _position(frame: FrameType) -> dis.Positions:
+    """Return the place of the instruction that a frame is at: lines, and offsets in bytes."""
     instruction = frame.f_lasti // 2
     found = itertools.islice(frame.f_code.co_positions(), instruction, instruction + 1)
-    return _Position(*next(found, (None, None, None, None)))
+    return dis.Positions(*next(found, ()))
 
 
 def _lines(frame: FrameType, first: int, last: int) -> list[str]:
@@ -279,7 +270,7 @@ def _lines(frame: FrameType, first: int, last: int) -> list[str]:
     ]
 
 
-def _source_of(frame: FrameType, position: _Position) -> str:
+def _source_of(frame: FrameType, position: dis.Positions) -> str:
     """Return the source of the instruction that a frame is at, on one line."""
     first, last, start, end = position
     if first is None or last is None or start is None or end is None:

@@ -22,7 +22,7 @@ import torch
 
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
 from lazyrt.ir import active, live
-from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
+from lazyrt.ir.node import BackwardOf, Provenance, iter_values
 from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
@@ -786,13 +786,9 @@ def _forward_of(sequence: int, args: Any) -> Provenance | None:
 
 
 def _newest_forward(args: Any) -> Provenance | None:
-    newest: Node | None = None
-    for value in iter_values(args):
-        node = value.node
-        if node is None or node.provenance.backward is not None:
-            continue
-        if newest is None or node.id > newest.id:
-            newest = node
+    nodes = (value.node for value in iter_values(args) if value.node is not None)
+    forward = (node for node in nodes if node.provenance.backward is None)
+    newest = max(forward, key=lambda node: node.id, default=None)
     return newest.provenance if newest is not None else None
 
 

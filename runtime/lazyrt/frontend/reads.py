@@ -66,25 +66,6 @@ class Chain(NamedTuple):
         return self.base.type[1]
 
 
-def chain_to(view: View) -> tuple[Buffer, list[View]]:
-    """Return the base of a view, and the views on the way to it, the innermost first."""
-    views: list[View] = []
-    state: State = view
-    while isinstance(state, View):
-        views.append(state)
-        state = state.parent
-    return state, views[::-1]
-
-
-def to_look_at(chain: Chain) -> Any:
-    """Return an array with a view's elements, to be read and not kept."""
-    memory.wait_for(chain.data)
-    on_device = _by_the_device(chain)
-    if on_device is not None:
-        return on_device
-    return transfer.as_array(_on_host(chain))
-
-
 def to_host(
     chain: Chain, site: SourceLocation | None, *, is_look: bool = False
 ) -> torch.Tensor:
@@ -265,12 +246,14 @@ def _start(
 
 
 def _array(reading: copy_on_donate.reading) -> Any:
-    """Return what is read as an array on the device, ready to be looked at."""
+    """Return what is read as an array, to be looked at and not kept."""
     found = reading.found
-    if isinstance(found, Chain):
-        return to_look_at(found)
-    memory.wait_for(found)
-    return found
+    if not isinstance(found, Chain):
+        memory.wait_for(found)
+        return found
+    memory.wait_for(found.data)
+    on_device = _by_the_device(found)
+    return transfer.as_array(_on_host(found)) if on_device is None else on_device
 
 
 def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
@@ -467,7 +450,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
                 return wrap(same_views(found, own), type_of(tensor))
         elif tuple(found.shape) == shape:
             strides = strides_of(tensor)
-            if strides is None or _is_dense(tensor):
+            if strides is None or compat.is_dense(tensor):
                 base = state_of(tensor).base
                 source = base if base.data is found else None
                 meta = (shape, tensor.dtype, strides)
@@ -502,7 +485,7 @@ def _fetch(
     memory.wait_for(data)
     host = _host_copy(data, tensor.dtype, site, is_look=is_look)
     strides = tensor.stride()
-    if host.stride() != strides and _is_dense(tensor):
+    if host.stride() != strides and compat.is_dense(tensor):
         host = torch.empty_strided(host.shape, strides, dtype=host.dtype).copy_(host)
     return host
 
@@ -540,20 +523,6 @@ def _forget_old_copies() -> None:
         total -= _host_copies.pop(key)[1].nbytes
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the strides are a permutation of contiguous ones, or place nothing."""
-    if 0 in tensor.shape:
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def require_data(buffer: Buffer) -> None:
     """Check that a buffer with nothing pending has data."""
     _known_data(buffer)
@@ -575,8 +544,12 @@ def _known_data(state: State) -> Any:
 
 
 def _chain(view: View) -> Chain:
-    base, views = chain_to(view)
-    return Chain(base, _known_data(base), views)
+    views: list[View] = []
+    state: State = view
+    while isinstance(state, View):
+        views.append(state)
+        state = state.parent
+    return Chain(state, _known_data(state), views[::-1])
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -687,7 +660,6 @@ class Tracked:
             if buffer is not None:
                 if buffer.is_pending:
                     return None
-                require_data(buffer)
                 data = _known_data(buffer)
                 self._buffer = None
                 # The step that comes may give this memory away, as if nobody had looked.
@@ -746,13 +718,6 @@ def install_dlpack() -> None:
     compat.patch_to_dlpack(lambda tensor: read(tensor, "to_dlpack()"))
 
 
-def _check_history(tensor: torch.Tensor) -> None:
-    if tensor.requires_grad:
-        raise BufferError(
-            "Can't export tensors that require gradient, use tensor.detach()"
-        )
-
-
 def _export(
     _original: Any,
     self: torch.Tensor,
@@ -762,7 +727,10 @@ def _export(
     dl_device: tuple[Any, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    _check_history(self)
+    if self.requires_grad:
+        raise BufferError(
+            "Can't export tensors that require gradient, use tensor.detach()"
+        )
     if copy is False:
         raise BufferError(
             f"__dlpack__(copy=False) of a lazy tensor of shape {tuple(self.shape)} is impossible: "

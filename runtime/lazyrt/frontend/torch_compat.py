@@ -24,6 +24,7 @@ import torch
 import torch._tensor_str
 import torch.autograd.graph
 import torch.utils.dlpack
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
@@ -48,6 +49,8 @@ OperatorBase = torch._ops.OperatorBase
 TorchGenerator = torch._C.Generator
 create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+# Whether strides are a permutation of contiguous ones, or place nothing.
+is_dense: Callable[[torch.Tensor], bool] = is_non_overlapping_and_dense_or_false
 # A tensor of the same storage with other sizes and strides, without a call of an op: a third of the
 # time that `_reshape_alias` takes.
 restrided: Callable[..., torch.Tensor] = vars(torch._C._dynamo.guards)[
