@@ -268,7 +268,7 @@ class HloProgram(Program):
 
     def listing(self) -> str:
         """Return one line for each instruction."""
-        return listing(self.graph, _MAX_LISTED)
+        return listing(self.graph.with_sites(site_text), _MAX_LISTED)
 
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return attributes and what the framework calls it."""
@@ -330,9 +330,14 @@ class HloProgram(Program):
 
 def site_text(site: str) -> str:
     """Return a line of a lowered program as the IR names it: `cell 3 line 2`, `train.py:41`."""
+    return cell_text(site).rsplit("/", 1)[-1]
+
+
+def cell_text(site: str) -> str:
+    """Return a line of a notebook's cell as `cell 3 line 2`, any other as it is."""
     file, _, line = site.rpartition(":")
     cell = file_text(file)
-    return f"{cell} line {line}" if cell != file else site.rsplit("/", 1)[-1]
+    return site if cell == file else f"{cell} line {line}"
 
 
 def file_text(file: str) -> str:

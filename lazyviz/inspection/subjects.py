@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from lazygraph import HloError, from_ir, graph_of
 from lazyviz import session
 from lazyviz.draw.boxes import saved_outputs, unwrapped
-from lazyviz.inspection.programs import HloProgram, IrProgram, LoweredFrom
+from lazyviz.inspection.programs import HloProgram, IrProgram, LoweredFrom, cell_text
 from lazyviz.inspection.protocol import FORM_NAMES, Subject
 from lazyviz.render import text
 from lazyviz.shell.lazytensors import be_library, is_lazy
@@ -194,7 +194,7 @@ def graph_to_compare(thing: Any) -> HloGraph:
     runtime = session.runtime()
     if runtime is None:
         if isinstance(thing, str) or not is_step_name(thing):
-            return graph_of(thing)
+            return graph_of(thing).with_sites(cell_text)
         raise HloError(
             f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."
         )
@@ -204,7 +204,7 @@ def graph_to_compare(thing: Any) -> HloGraph:
     if tensors and all(map(is_lazy, tensors)):
         return target_of(runtime, *tensors).program(runtime)
     record = _compiled(runtime, thing) if isinstance(thing, str) else None
-    return graph_of(record or thing)
+    return graph_of(record or thing).with_sites(cell_text)
 
 
 def subject_of(

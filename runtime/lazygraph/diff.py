@@ -544,9 +544,10 @@ def callee_graph(graph: Graph, name: str) -> Graph | None:
     """Return the graph of a computation that a graph's node calls."""
     source = graph.source
     if isinstance(source, MlirModule):
-        return source.graph(name)
+        found = source.graph(name)
+        return found and found.with_sites_of(graph)
     if isinstance(source, HloModule):
-        return graph_of_module(source, name)
+        return graph_of_module(source, name).with_sites_of(graph)
     return None
 
 

@@ -211,6 +211,7 @@ class Graph:
 
     saved: frozenset[int] = frozenset()
     optimizer: str = ""
+    _site_text: Callable[[str], str] | None = None
 
     def __init__(
         self,
@@ -301,16 +302,23 @@ class Graph:
         return found
 
     def with_sites(self, called: Callable[[str], str]) -> Graph:
-        """Return the graph with its source lines as the reader calls them."""
+        """Return the graph, and what it calls, with source lines as the reader calls them."""
         read = self._read_origin
 
-        def renamed(raw: Any) -> Origin:
-            origin = read(raw)
+        def renamed(origin: Origin) -> Origin:
             return origin._replace(site=called(origin.site)) if origin.site else origin
 
         found = copy(self)
-        vars(found).update(_read_origin=renamed, _known_origins={})
+        dead = [each._replace(origin=renamed(each.origin)) for each in self.dead]
+        vars(found).update(
+            _read_origin=lambda raw: renamed(read(raw)), _known_origins={},
+            dead=tuple(dead), _site_text=called,
+        )  # fmt: skip
         return found
+
+    def with_sites_of(self, other: Graph) -> Graph:
+        """Return the graph with its source lines as another one has been given them."""
+        return self.with_sites(other._site_text) if other._site_text else self
 
     def relabelled(self, new: Mapping[int, tuple[Label, tuple[int, ...]]]) -> Graph:
         """Return the graph with other labels and operands of some nodes."""

@@ -18,7 +18,7 @@ import lazyviz
 from lazygraph import HloError
 from lazyviz.__main__ import main
 from lazyviz.draw.diff_text import summary
-from lazyviz.inspection import comparison
+from lazyviz.inspection import comparison, subjects
 from tests.harness import cold_start
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
 
@@ -152,6 +152,28 @@ def test_what_jax_has_lowered_is_told_with_its_lines():
     assert f"{Path(__file__).name}:" in shown
     with pytest.raises(HloError, match=r"what jax.jit\(f\).lower\(...\) returns"):
         lazyviz.diff(jax.jit(jnp.tanh), BEFORE)
+
+
+def test_lines_of_a_notebook_that_jax_names_by_file_are_told_by_cell(shell):
+    shell.run_line_magic("load_ext", "lazyviz")
+    space = shell.user_ns
+    space.update(jax=jax, x=jnp.ones(4), tanh=jnp.tanh, lazyviz=lazyviz)
+    for op in ("2", "jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c * 2, x)"):
+        cell = f"def f(x):\n    y = tanh(x)\n    return y * {op}\nlow = jax.jit(f).lower(x)"
+        shell.run_cell(
+            f"{cell}\nseen = globals().get('seen', []) + [low]", store_history=True
+        )
+
+    one, other = space["seen"]
+    assert "at cell 2 line 3" in str(lazyviz.diff(one, other))
+    optimised = lazyviz.diff(one.compile(), other.compile())
+    for shown in (
+        str(optimised), optimised.to_html(), lazyviz.diff(one, other).to_html(),
+        str(lazyviz.minimise(other, lambda part: "while" in part.ops)),
+        subjects.subject_of(other).program("stablehlo").listing(),
+    ):  # fmt: skip
+        assert "cell 2 line 3" in shown
+        assert "ipython-input" not in shown
 
 
 def ones():
