@@ -103,7 +103,9 @@ def status(runtime: ModuleType | None, session: Session) -> Doc:
     way = f" · {text.plural(flying, 'execution')} under way" if flying else ""
     served = op_cache(runtime.metrics_report("dict"))
     budget = text.size(runtime.config.keep_values_bytes)
-    kept = f"{now.kept} (keep_values={runtime.config.keep_values!r}, at most {budget})"
+    setting = f"keep_values={runtime.config.keep_values!r}"
+    by = "stop_at_nan" if runtime.config.keep_values in {"off", 0} else setting
+    kept = f"{now.kept} ({by}, at most {budget})"
     rows = [
         ("now", now_text(now, str(runtime.mode())) + way),
         (

@@ -268,6 +268,21 @@ def test_diff_last_and_an_explanation_have_one_neighbour(lab):
     assert f"({first.name}) → step {third.first_step}" in shown
 
 
+def test_the_status_names_the_setting_that_keeps_inputs(lab):
+    loop = "for _ in range(2):\n    y = x + 1\n    lazyrt.mark_step()"
+    run(lab, f"%lazy nan on\n{loop}")
+    watched = printed(lab, "%lazy status")
+    run(lab, "%lazy nan off")
+    after = printed(lab, "%lazy status")
+    with lazyrt.config.scoped(keep_values="last"):
+        run(lab, loop)
+        kept = printed(lab, "%lazy status")
+
+    assert "(stop_at_nan, at most" in watched
+    assert "kept:" not in after
+    assert "(keep_values='last', at most" in kept
+
+
 def test_nan_on_ends_a_loop_and_shows_where_it_began(lab, capsys):
     assert "first step whose loss" in printed(lab, "%lazy nan on")
     run(lab, "w = torch.ones(1, device='lazyrt', requires_grad=True)")

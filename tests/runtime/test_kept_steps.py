@@ -305,6 +305,7 @@ def test_a_step_that_is_more_than_the_budget_is_left_out_and_said():
 
     assert kept.left_out == (last + 1, 1_200)
     assert f"step {last + 1} is not kept: its inputs are 1.2 KiB" in str(kept)
+    assert not str(lazyrt.status().kept)  # nothing is to be kept any more
     assert z[0].item() == 5
 
 

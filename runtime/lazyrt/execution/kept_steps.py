@@ -369,7 +369,7 @@ def kept_values() -> KeptValues:
     steps = _steps()
     numbers = tuple(step.number for step in steps if step.is_whole)
     copied = steps[-1].copied_bytes if steps else 0
-    return KeptValues(numbers, _nbytes(*steps), copied, _left_out)
+    return KeptValues(numbers, _nbytes(*steps), copied, _left_out if _count() else None)
 
 
 def replay(
