@@ -76,7 +76,7 @@ _COLUMNS = (
     "holds",
     "ops",
     "tier",
-    "at",
+    "last op",
     "size",
     "compile",
     "hits",
@@ -88,7 +88,7 @@ _ALIKE = re.compile(r"([^\s,(]+\[[^\]]*\])(?:, \1)+")
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
 # What `%lazy cache --sort` takes: columns, of which two have a shorter name.
 ORDERS = ("ops", "size", "compile", "hits", "age", "unused", "holds", "line")
-_SHORT = {"unused": "unused for", "line": "at"}
+_SHORT = {"unused": "unused for", "line": "last op"}
 
 
 def status(runtime: ModuleType | None, session: Session) -> Doc:
