@@ -10,6 +10,7 @@ import builtins
 import inspect
 import os
 import pickle
+import shlex
 import signal
 import socket
 import subprocess
@@ -149,7 +150,8 @@ class Launched(Evidence):
         for error, ranks in said.items():
             parts += [Line(f"{called(ranks)} failed:".capitalize()), Code(error)]
         if said:
-            parts.append(Advice("next", "`.replicas` of this compares what they ran"))
+            command = f"%lazy replicas {shlex.quote(str(self.folder))}"
+            parts.append(Advice("next", f"`{command}` compares what they ran"))
         return Doc(parts)
 
     def to_dict(self) -> dict[str, Any]:

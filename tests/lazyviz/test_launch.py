@@ -67,6 +67,7 @@ def test_a_script_gets_its_arguments_and_a_failure_is_shown_once(tmp_path):
     assert found.errors == ("ValueError: 7",) * 2
     assert repr(found).count("ValueError: 7") == 1
     assert "Replicas 0 and 1 failed:" in repr(found)
+    assert f"next: `%lazy replicas {tmp_path}` compares what they ran" in repr(found)
 
 
 def test_the_kernel_survives_a_killed_process_and_ends_the_others(tmp_path):
