@@ -16,9 +16,12 @@ function drawn(name, attributes, parent) {
 }
 
 function time(ns) {
-  for (const [unit, size] of [["min", 6e10], ["s", 1e9], ["ms", 1e6], ["µs", 1e3]])
+  ns = Math.round(ns);
+  for (const [unit, size] of [["h", 36e11], ["min", 6e10]])
+    if (ns >= size) return `${Math.floor(ns / size)} ${unit}${ns % size ? ` ${time(ns % size)}` : ""}`;
+  for (const [unit, size] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]])
     if (ns >= size) return `${Number((ns / size).toPrecision(4))} ${unit}`;
-  return ns > 0 ? `${Math.round(ns)} ns` : "0";
+  return ns > 0 ? `${ns} ns` : "0";
 }
 
 // The rows of a picture with their spans in order, and its marks; the static drawing makes way.

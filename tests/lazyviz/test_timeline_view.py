@@ -291,6 +291,21 @@ def test_a_selection_measures_time_the_devices_work_its_gaps_and_ops(open_page):
 
 @pytest.mark.browser
 @pytest.mark.slow
+def test_ticks_of_a_long_cell_are_in_minutes_and_seconds(open_page):
+    long = dataclasses.replace(CELL, end_ns=CELL.start_ns + 400_000 * MS)
+    run = span("device", "step", 10, 390_000, "step 1, 100 ops")
+    plain = timeline_svg(TimelineView(cells=[long], spans=(run,)))
+    tab = open_page(TimelineView(cells=[long], spans=(run,)))
+    tab.locator(".lzt-view svg").wait_for()
+
+    ticks = tab.locator(".lzt-view svg .k").all_text_contents()
+
+    assert ticks[1:5] == ["50 s", "1 min 40 s", "2 min 30 s", "3 min 20 s"]
+    assert ">1 min 40 s<" in plain
+
+
+@pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_beside_a_span_narrower_than_a_pixel_chooses_it(open_page):
     runs = (span("device", "step", 50, 50.001, "step 1, 3 ops"),)
     tab = open_page(TimelineView(cells=[CELL], spans=runs))
