@@ -6,6 +6,7 @@ Numbers are taken once their steps have computed them; nothing waits for a step 
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 import time
 from collections import deque
@@ -301,7 +302,7 @@ def _change(name: str, points: Sequence[Point]) -> str:
     """Return a curve's first and last number; of times and sizes, the median and the most."""
     numbers = [point.number for point in points]
     if name == STEP_TIME:
-        middle = sorted(numbers)[len(numbers) // 2]
+        middle = statistics.median(numbers)
         return f"median {text.duration(middle)}, most {text.duration(max(numbers))}"
     if name == MEMORY:
         low, high = text.size(int(min(numbers))), text.size(int(max(numbers)))

@@ -226,6 +226,12 @@ def test_a_number_that_is_taken_after_that_of_a_later_step_is_drawn_before_it():
     assert [point.step for point in found.points["loss"]] == [1, 2, 3]
 
 
+def test_the_median_of_two_step_times_lies_between_them():
+    made = [curves.Point(0, 2e6, 1), curves.Point(1, 4e6, 1)]
+
+    assert curves._change(curves.STEP_TIME, made) == "median 3.0 ms, most 4.0 ms"
+
+
 def test_numbers_that_the_words_do_not_tell_apart_are_drawn_level():
     made = [curves.Point(k, 1 - k / 1e6, 1) for k in range(3)]
 
