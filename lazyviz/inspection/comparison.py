@@ -479,8 +479,9 @@ def minimise_lacked(program: Any, other: Any) -> MinimisedView:
         return any(part.ops[node] != PARAMETER for node in mine)
 
     if not shows(graph):
+        lacking = known.name if known.name != graph.name else "the other program"
         raise HloError(
-            f"{graph.name} computes nothing that {known.name} lacks, so there is no part to search "
+            f"{graph.name} computes nothing that {lacking} lacks, so there is no part to search "
             "for. %lazy diff shows in which other way they differ, if in any."
         )
     return MinimisedView(smallest(graph, shows), len(graph))

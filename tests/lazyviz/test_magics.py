@@ -809,6 +809,9 @@ def test_minimise_says_when_nothing_is_lacking(lab, capsys):
 
     assert "computes nothing that step" in said
     assert "predicate" not in said
+    run(lab, "y = z = x + 1")
+    said = usage_error(lab, capsys, "%lazy minimise y z")
+    assert "computes nothing that the other program lacks" in said
 
 
 def test_diff_last_compares_the_graphs_that_why_compares(lab):
