@@ -66,7 +66,7 @@ def node_facts(
     ]
     buttons.append(near_button(node))
     if has_values:
-        buttons.append(button_html("Check the cone for NaN", kind="check", node=node))
+        buttons.append(button_html("Check ancestors for NaN", kind="check", node=node))
     code = f"<pre>{markup(python)}</pre>"
     code = f"<details><summary>op as Python</summary>{code}</details>" if python else ""
     return f"{heading_html(title_of(box))}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
@@ -162,9 +162,11 @@ def measured_html(slowest: Sequence[Box], took: Mapping[int, int]) -> str:
 
 
 def checked_html(bad: Sequence[Box], values: int) -> str:
-    """Return where NaN and infinities begin in a cone that was computed for it."""
+    """Return where NaN and infinities begin among an op and its ancestors, which were computed for it."""
     if not bad:
-        return note_html(f"All {text.plural(values, 'value')} of its cone are finite.")
+        return note_html(
+            f"All {text.plural(values, 'value')} of it and its ancestors are finite."
+        )
     first, *others = bad
     have = "has" if len(others) == 1 else "have"
     more = f" {text.plural(len(others), 'later op')} {have} them too." if others else ""
@@ -184,7 +186,7 @@ def nan_help(*, is_ir: bool, can_check: bool) -> str:
     if is_ir:
         words = "Shown are values that are known already: inputs, and what was looked at. None is computed for it."
     if is_ir and can_check:
-        words += " Select an op and choose <i>Check the cone for NaN</i> to compute all that it needs."
+        words += " Select an op and choose <i>Check ancestors for NaN</i> to compute all that it needs."
     return f"{heading_html('NaN and infinities')}<p>{words}</p>"
 
 

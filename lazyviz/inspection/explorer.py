@@ -273,11 +273,11 @@ class Explorer(Walk["Program"]):
     # --- computing on request
 
     def _check(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        """Search a cone for NaN and infinities, and show what was found on the drawing."""
+        """Search an op and its ancestors for NaN and infinities, and show them on the drawing."""
         node = self._node_number(request)
         inspection = self._require_values()
         index = self._drawn_at(node)
-        yield busy("computing the cone, op by op …")
+        yield busy("computing the ancestors, op by op …")
         try:
             found = inspection.check_cone(node)
         except RuntimeError as error:

@@ -201,7 +201,7 @@ def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
         timeout=120_000,
     )
 
-    # NaN of what is computed; the rest of the cone on request.
+    # NaN of what is computed; the other ancestors on request.
     colour.select_option("nan")
     page.wait_for_selector(".lzg-legend svg", timeout=60_000)
     click_op(page, "bad, aten.add")  # the panel before has such a button, too

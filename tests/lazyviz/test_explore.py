@@ -395,7 +395,7 @@ def test_what_is_said_of_a_colour_goes_with_it_and_a_value_stays(explorer):
     assert len(ask(explorer, kind="overlay", name="")) == 1
 
 
-def test_nan_shows_computed_values_only_and_the_cone_on_request(clean_runtime):
+def test_nan_shows_computed_values_only_and_ancestors_on_request(clean_runtime):
     x = torch.tensor([1.0, -1.0]).to("lazyrt")
     lazyrt.mark_step()
     bad = torch.log(x) + 1
