@@ -138,8 +138,7 @@ class Launched(Evidence):
 
     def doc(self) -> Doc:
         """Return a line for each rank, what they printed, and why one failed."""
-        header, *rows = self.table
-        parts: list[Any] = [Table(header, rows)]
+        parts: list[Any] = [Table(self.table[0], self.table[1:])]
         for rank, printed in enumerate(self.outputs):
             if printed.strip():
                 parts.append(Code(textwrap.indent(printed.rstrip(), f"[{rank}] ")))
@@ -308,9 +307,8 @@ class _View:
 
         new: Any = display.DisplayHandle
         # The cell's result has the table of what has ended.
-        is_over = None not in found.exits
         table = Table(found.table[0], found.table[1:])
-        shown = Doc([Line(found.summary) if is_over else table])
+        shown = Doc([table if None in found.exits else Line(found.summary)])
         if self._handle is None:
             self._handle = new()
             self._handle.display(shown)

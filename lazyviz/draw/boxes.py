@@ -341,8 +341,7 @@ def unwrapped(graph: Graph) -> Graph:
 
 def inside_of(graph: Graph, node: int) -> list[tuple[str, Graph]]:
     """Return name and graph of each computation that a node calls."""
-    found = ((name, callee_graph(graph, name)) for _, name in callees(graph, node))
-    return [(name, inner) for name, inner in found if inner is not None]
+    return [(name, callee_graph(graph, name)) for _, name in callees(graph, node)]
 
 
 def bytes_of(graph: Graph) -> dict[int, float]:

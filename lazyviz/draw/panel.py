@@ -164,9 +164,7 @@ def measured_html(slowest: Sequence[Box], took: Mapping[int, int]) -> str:
 def checked_html(bad: Sequence[Box], values: int) -> str:
     """Return where NaN and infinities begin among an op and its ancestors, which were computed for it."""
     if not bad:
-        return note_html(
-            f"All {text.plural(values, 'value')} of it and its ancestors are finite."
-        )
+        return note_html(f"All {text.plural(values, 'value')} up to it are finite.")
     first, *others = bad
     have = "has" if len(others) == 1 else "have"
     more = f" {text.plural(len(others), 'later op')} {have} them too." if others else ""

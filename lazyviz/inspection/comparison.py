@@ -524,7 +524,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         parser.error("only one of the two can come from stdin")
     try:
         graphs = [
-            _read(path, _module(name))
+            _read(path, name)
             for path, name in zip(
                 paths, (options.module_a, options.module_b), strict=True
             )
@@ -551,7 +551,8 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     return 0 if view.diff.is_empty else 1
 
 
-def _read(path: Path, module: str | int) -> Graph:
+def _read(path: Path, name: str) -> Graph:
+    module = int(name) if name.isdecimal() else name
     if path == _STDIN:
         return parse(sys.stdin.buffer.read(), module=module, source="stdin")
     return read(path, module=module)
@@ -565,10 +566,6 @@ def _tell_apart(graphs: Sequence[Graph], things: Sequence[Any]) -> None:
     for graph, thing, name in zip(graphs, things, names, strict=True):
         file = name if names.count(name) == 1 else str(thing)
         graph.name = f"{file} ({graph.name})"
-
-
-def _module(name: str) -> str | int:
-    return int(name) if name.isdecimal() else name
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -164,11 +164,8 @@ class IrProgram(Program):
                 rows.append(version)
             if holding.overwrites is not None:
                 taken = held[holding.overwrites]
-                how = (
-                    "reusing its memory (donated)"
-                    if taken.is_donated
-                    else "in new memory"
-                )
+                is_reused = taken.is_donated
+                how = "reusing its memory (donated)" if is_reused else "in new memory"
                 what = taken.name or f"%p{holding.overwrites.position}"
                 rows.append(("overwrites", f"{what}, {how}"))
         return rows

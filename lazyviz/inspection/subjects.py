@@ -236,8 +236,7 @@ def subject_of(
     target = target_of(runtime, *things)
     if target.step is not None:
         return _step_subject(target, runtime)
-    inspection = cast("Inspection", target.inspection)
-    return pending_subject(inspection)
+    return pending_subject(cast("Inspection", target.inspection))
 
 
 def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject[Program]:
@@ -246,8 +245,7 @@ def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject[Program]:
     if is_step_name(thing):
         if runtime is None:
             raise HloError(
-                f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a "
-                "graph."
+                f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."
             )
         return _step_subject(target_of(runtime, thing), runtime)
     if hasattr(thing, "graph") and hasattr(thing, "holdings"):
@@ -422,13 +420,12 @@ def _lowered(
 
 def _step_subject(target: Target, runtime: ModuleType) -> Subject[Program]:
     """Return a finished step, with the values that are held or can be computed again."""
-    step, inspection, name = cast("int", target.step), target.inspection, target.name
+    step, inspection = cast("int", target.step), target.inspection
+    title = f"IR of {target.name}"
     if inspection is None:
         snapshot = graph_of_step(runtime, step)
-        return Subject(
-            {"ir": lambda: HloProgram(snapshot, "ir", f"IR of {name}")}, "ir"
-        )
-    return pending_subject(inspection, name=f"IR of {name}")
+        return Subject({"ir": lambda: HloProgram(snapshot, "ir", title)}, "ir")
+    return pending_subject(inspection, name=title)
 
 
 def _text_subject(graph: HloGraph) -> Subject[Program]:

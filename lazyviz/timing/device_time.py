@@ -272,10 +272,9 @@ class Program:
             for node, name in enumerate(graph.names):
                 self._found.setdefault(name.removeprefix("%"), (graph, node))
                 for _, called in callees(graph, node) if graph.attrs[node] else ():
-                    inner = None if called in seen else callee_graph(graph, called)
+                    if called not in seen and graph.ops[node] != "fusion":
+                        stack.append(callee_graph(graph, called))
                     seen.add(called)
-                    if inner is not None and graph.ops[node] != "fusion":
-                        stack.append(inner)
         # A collective of several operands is one vertex for each, named by what reads it.
         self._split: dict[str, list[str]] = defaultdict(list)
         for element, whole in _ELEMENT.findall(text):
@@ -340,7 +339,7 @@ class Program:
         found = [
             (inner, k, _work_of(inner, k))
             for _, name in callees(graph, node)
-            if (inner := callee_graph(graph, name)) is not None
+            for inner in [callee_graph(graph, name)]
             for k in range(len(inner))
         ]
         if any(weight for _, _, weight in found):

@@ -462,8 +462,7 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
 
 
 def _called(graph: Graph, node: int) -> list[Graph]:
-    found = (callee_graph(graph, name) for _, name in callees(graph, node))
-    return [each for each in found if each is not None]
+    return [callee_graph(graph, name) for _, name in callees(graph, node)]
 
 
 def _with_lists_as(b: Graph, orders: dict[int, lists.Order]) -> Graph:
@@ -540,15 +539,11 @@ def callees(graph: Graph, node: int) -> list[tuple[str, str]]:
     return [] if position is None else called(computation.row(position), source)
 
 
-def callee_graph(graph: Graph, name: str) -> Graph | None:
-    """Return the graph of a computation that a graph's node calls."""
-    source = graph.source
-    if isinstance(source, MlirModule):
-        found = source.graph(name)
-        return found and found.with_sites_of(graph)
-    if isinstance(source, HloModule):
-        return graph_of_module(source, name).with_sites_of(graph)
-    return None
+def callee_graph(graph: Graph, name: str) -> Graph:
+    """Return the graph of a computation that `callees` has named."""
+    source, is_mlir = graph.source, isinstance(graph.source, MlirModule)
+    found: Graph = source.graph(name) if is_mlir else graph_of_module(source, name)
+    return found.with_sites_of(graph)
 
 
 def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]]:
@@ -560,8 +555,6 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
         if other is None:
             continue
         inner_a, inner_b = callee_graph(found.a, name), callee_graph(found.b, other)
-        if inner_a is None or inner_b is None:
-            continue
         inner = diff(inner_a, inner_b)
         if inner.is_empty:  # what differs is which input or result is which
             inner = diff(_numbered(inner_a), _numbered(inner_b))
@@ -572,11 +565,9 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
 
 def _nth(called: list[tuple[str, str]]) -> dict[tuple[str, int], str]:
     """Return names by attribute and position in it: branches are several of one attribute."""
-    counts: Counter[str] = Counter()
-    found = {}
+    found: dict[tuple[str, int], str] = {}
     for key, name in called:
-        found[key, counts[key]] = name
-        counts[key] += 1
+        found[key, sum(known == key for known, _ in found)] = name
     return found
 
 
@@ -596,7 +587,8 @@ def _numbered(graph: Graph) -> Graph:
             group=graph.groups.get(node),
         )
     results = builder.add(builder.label("return", "()"), graph.outputs, name="%results")
-    return builder.finish([results], source=graph.source, part=graph.part)
+    found = builder.finish([results], source=graph.source, part=graph.part)
+    return found.with_sites_of(graph)
 
 
 # -------------------------------------------------------------- the smallest part that differs

@@ -303,16 +303,15 @@ class Graph:
 
     def with_sites(self, called: Callable[[str], str]) -> Graph:
         """Return the graph, and what it calls, with source lines as the reader calls them."""
-        read = self._read_origin
 
         def renamed(origin: Origin) -> Origin:
             return origin._replace(site=called(origin.site)) if origin.site else origin
 
         found = copy(self)
-        dead = [each._replace(origin=renamed(each.origin)) for each in self.dead]
         vars(found).update(
-            _read_origin=lambda raw: renamed(read(raw)), _known_origins={},
-            dead=tuple(dead), _site_text=called,
+            _read_origin=lambda raw: renamed(self._read_origin(raw)), _known_origins={},
+            dead=tuple(each._replace(origin=renamed(each.origin)) for each in self.dead),
+            _site_text=called,
         )  # fmt: skip
         return found
 
