@@ -101,7 +101,7 @@ def test_the_magic_cuts_a_step_down_to_what_another_lacks(lab, capsys):
     for line, message in (
         ("", "takes a program and what to look for"),
         (f"{first.name} {last.name} 3", "takes a program and what to look for"),
-        (f"{first.name} {first.name}", f"({first.name}) lacks, so there is no part"),
+        (f"{first.name} {first.name}", "the other program lacks, so there is no part"),
         ("123456 shows", "no graph of step 123456"),
     ):
         capsys.readouterr()
