@@ -137,9 +137,8 @@ def user_call() -> Call:
         return Call(None)
     position = _position(frame)
     if frame.f_code.co_code[frame.f_lasti] == _STORES_ITEM:
-        first = (
-            position.lineno or frame.f_lineno
-        )  # what is read stands to the right of it
+        # What is read stands to the right of it.
+        first = position.lineno or frame.f_lineno
         return Call(site_of(frame), _cut(_lines(frame, first, first)[0].strip()))
     source = _source_of(frame, position)
     # What a package reads, the user's line does not name.
