@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from lazyviz.version import __version__
-
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazyviz.command_line import __version__
     from lazyviz.divergence.launch import launch
     from lazyviz.divergence.report import replicas
     from lazyviz.documents.session_report import Written
@@ -52,8 +51,9 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-# Public functions by the modules that are loaded when one is first asked for.
+# Public names by the modules that are loaded when one is first asked for.
 _MODULES = {
+    "command_line": ("__version__",),
     "divergence.launch": ("launch",),
     "divergence.report": ("replicas",),
     "foreign.metrics_parse": ("compare_reports", "parse_report"),

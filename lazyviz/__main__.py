@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from lazyviz.command_line import run
+from lazyviz.command_line import __version__, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +49,6 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(_USAGE)
             return 0
         case ["--version"]:
-            from lazyviz.version import __version__
-
             sys.stdout.write(f"lazyviz {__version__}\n")
             return 0
         case [command, *_]:

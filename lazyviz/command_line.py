@@ -1,4 +1,4 @@
-"""What the command lines share: where they may write, and how they end when nobody reads on."""
+"""What the command lines share: the version, where they may write, how they end when nobody reads on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+__version__ = "0.1.0.dev0"  # of the distribution
 
 # As a shell reports a process that a signal has ended: 128 and the signal's number.
 INTERRUPTED = 130

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lazyviz import session
+from lazyviz.command_line import __version__
 from lazyviz.doc import Doc, Facts, Line, Part, Points
 from lazyviz.draw import layout
 from lazyviz.render import text
-from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

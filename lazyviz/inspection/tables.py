@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.command_line import __version__
 from lazyviz.doc import (
     Advice,
     Doc,
@@ -23,7 +24,6 @@ from lazyviz.inspection import protocol
 from lazyviz.render import notes, text
 from lazyviz.render.html import markup, one_line
 from lazyviz.render.strip import last_barrier_text, now_text
-from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from lazyviz.command_line import __version__
 from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Table
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
@@ -35,7 +36,6 @@ from lazyviz.timing import advice, profile_diff
 from lazyviz.timing import device_time as device
 from lazyviz.timing import gaps as host
 from lazyviz.timing.history import Timeline
-from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

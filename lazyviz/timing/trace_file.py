@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.command_line import path_of, whole_number
+from lazyviz.command_line import __version__, path_of, whole_number
 from lazyviz.doc import Doc, Part, Sentence, Table
 from lazyviz.foreign import EvidenceError
 from lazyviz.foreign.xplane import trace_profile
@@ -31,7 +31,6 @@ from lazyviz.render.timeline_text import (
     gaps,
     timeline_tables,
 )
-from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
