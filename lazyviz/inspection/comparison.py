@@ -78,24 +78,13 @@ class DiffExplorer(protocol.Walk[Union]):
             title, program.found, program.places, begun, self.shown.left_out
         )
 
-    def _answers(self) -> dict[str, Callable[[Any], Iterator[protocol.Reply]]]:
-        return {
-            "select": self._select,
-            "node": self._node,
-            "follow": self._follow,
-            "focus": self._focus,
-            "place": self._place,
-            "open": self._open,
-            "inside": self._inside,
-        }
-
     def _whole(self, program: Union) -> protocol.View[Union]:
         graph = program.overview(self._budget)
         return protocol.View(title="all places", program=program, graph=graph)
 
     # --- selecting
 
-    def _select(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_select(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         index = protocol.number(request, "box", len(self.shown.boxes))
         box = self.shown.boxes[index]
         if box.kind == "group":
@@ -106,7 +95,7 @@ class DiffExplorer(protocol.Walk[Union]):
         else:
             yield self._told(self._spot_at(index), index)
 
-    def _node(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_node(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         spot = self._spot(request)
         index = self._index(spot)
         if index is None:
@@ -125,7 +114,7 @@ class DiffExplorer(protocol.Walk[Union]):
         told = diff_panel.node_html(what, before, after, inner, changed)
         return protocol.panel_reply(told, index)
 
-    def _follow(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_follow(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         """Tell where a value comes from and goes, through tuples, calls and fusions."""
         program, spot = self._program, self._spot(request)
         side, node = spot
@@ -152,7 +141,7 @@ class DiffExplorer(protocol.Walk[Union]):
 
     # --- moving
 
-    def _focus(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_focus(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         hops = protocol.number(request, "hops", protocol.MAX_HOPS + 1)
         yield from self._near(self._spot(request), hops)
 
@@ -163,7 +152,7 @@ class DiffExplorer(protocol.Walk[Union]):
         yield self._show(f"{program.side(side).names[node]} ±{hops}", program, graph)
         yield self._told(spot, self._index(spot))
 
-    def _place(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_place(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         program = self._program
         level = protocol.number(request, "level", len(program.places))
         group = program.places[level]
@@ -173,7 +162,7 @@ class DiffExplorer(protocol.Walk[Union]):
         first = next(k for k, box in enumerate(graph.boxes) if box.change != "same")
         yield self._told(self._spot_at(first), first)
 
-    def _open(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_open(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         box = self.shown.boxes[protocol.number(request, "box", len(self.shown.boxes))]
         spot = self._program.spot(box.members[0])
         if box.kind == "group":
@@ -187,9 +176,9 @@ class DiffExplorer(protocol.Walk[Union]):
                 "nothing differs within this box. Open a changed call or fusion; its panel names "
                 "what differs within."
             )
-        yield from self._inside({"node": self._program.number(*spot), "call": 0})
+        yield from self._on_inside({"node": self._program.number(*spot), "call": 0})
 
-    def _inside(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
+    def _on_inside(self, request: Mapping[str, Any]) -> Iterator[protocol.Reply]:
         """Show what differs within the function, the fusion or the loop body that a pair calls."""
         inner = self._program.inner(self._spot(request))
         if not inner:

@@ -36,7 +36,7 @@ from lazyviz.render.values import look_view, picture_axes
 from lazyviz.shell.displayed import Displayed, facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from lazyrt import Inspection
     from lazyviz.inspection.programs import IrProgram, Program
@@ -138,23 +138,6 @@ class Explorer(Walk["Program"]):
             if reply["kind"] == "ready" and self._inspection is not None:
                 self._inspection.get_ready()
 
-    def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
-        return {
-            "select": self._select_box,
-            "node": self._select_node,
-            "input": self._select_input,
-            "value": self._value_asked,
-            "check": self._check,
-            "measure": self._measure,
-            "open": self._open,
-            "close": self._close,
-            "alone": self._alone,
-            "inside": self._inside,
-            "focus": self._focus,
-            "fold": self._fold,
-            "overlay": self._overlay,
-        }
-
     @property
     def _inspection(self) -> Inspection | None:
         """The inspection that values come from; None where there are no values."""
@@ -167,7 +150,7 @@ class Explorer(Walk["Program"]):
 
     # --- selecting
 
-    def _select_box(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_select(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         index = number(request, "box", len(self._shown.boxes))
         box = self._shown.boxes[index]
         if not box.members:
@@ -177,15 +160,15 @@ class Explorer(Walk["Program"]):
         else:
             yield from self._node(box.members[0], index)
 
-    def _select_node(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_node(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
         index = self._drawn_at(node)
         if index is None:
-            yield from self._focus({"node": node, "hops": 2})
+            yield from self._on_focus({"node": node, "hops": 2})
             return
         yield from self._node(node, index)
 
-    def _select_input(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_input(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         box = self._input_box(request)
         boxes = enumerate(self._shown.boxes)
         found = (k for k, each in boxes if not each.members and each.op == box.op)
@@ -238,7 +221,7 @@ class Explorer(Walk["Program"]):
         if not asks:
             yield panel_reply(body + self._value(node, 0, ()), box=index)
 
-    def _value_asked(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_value(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
         inspection = self._require_values()
         outputs = len(inspection.node(node).outputs)
@@ -272,7 +255,7 @@ class Explorer(Walk["Program"]):
 
     # --- computing on request
 
-    def _check(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_check(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Search an op and its ancestors for NaN and infinities, and show them on the drawing."""
         node = self._node_number(request)
         inspection = self._require_values()
@@ -292,7 +275,7 @@ class Explorer(Walk["Program"]):
         told = self._facts(node) + panel.checked_html(boxes, len(found))
         yield panel_reply(told, box=self._drawn_at(node))
 
-    def _measure(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_measure(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Offer to run each op alone and time it; do so once the reader agrees."""
         inspection = self._require_values()
         if request.get("go") is not True:
@@ -313,7 +296,7 @@ class Explorer(Walk["Program"]):
 
     # --- moving
 
-    def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         box = self._shown.boxes[number(request, "box", len(self._shown.boxes))]
         if box.kind != "group" and len(box.members) <= 1:
             yield from self._open_call(box)
@@ -324,7 +307,7 @@ class Explorer(Walk["Program"]):
         if len(self._shown.boxes) > MOST_BOXES:  # there is no room for it here
             view.opened.pop()
             self._shown = self._folded()
-            yield from self._alone(request)
+            yield from self._on_alone(request)
             return
         wanted = set(box.members)
         opened = [
@@ -335,7 +318,7 @@ class Explorer(Walk["Program"]):
         body = panel.opened_panel(title, self._ops_in(box), level)
         yield panel_reply(body, box=opened[0], seen=opened)
 
-    def _close(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_close(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Fold again what was opened in place, the latest unless a level is named."""
         opened = self._view.opened
         if not opened:
@@ -354,7 +337,7 @@ class Explorer(Walk["Program"]):
         body = panel.group_panel(box, index, self._ops_in(box), self._results_of(box))
         yield panel_reply(body, box=index)
 
-    def _alone(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_alone(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Show what a folded box holds in a drawing of its own."""
         box = self._shown.boxes[number(request, "box", len(self._shown.boxes))]
         if len(box.members) <= 1:
@@ -371,9 +354,9 @@ class Explorer(Walk["Program"]):
             raise RequestError(
                 f"box {box.label!r} holds nothing more. Open a folded one, a call or a fusion."
             )
-        yield from self._inside({"node": box.members[0], "call": 0})
+        yield from self._on_inside({"node": box.members[0], "call": 0})
 
-    def _inside(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_inside(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Show the function, the fusion or the loop body that a node calls."""
         node = self._node_number(request)
         found = self._program.inside(node)
@@ -385,7 +368,7 @@ class Explorer(Walk["Program"]):
         yield self._show(program.name, program, program.drawing)
         yield panel_reply(self.overview())
 
-    def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
         hops = number(request, "hops", MAX_HOPS + 1)
         program = self._program
@@ -500,14 +483,14 @@ class Explorer(Walk["Program"]):
 
     # --- choosing
 
-    def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         view = self._view
         view.folding = choice(request, "by", FOLDINGS)
         view.opened.clear()
         view.folded.clear()
         yield self._drawn()
 
-    def _overlay(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_overlay(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         name = choice(request, "name", ("", *self._program.overlays))
         self._chosen_overlay = name
         yield self._drawn()

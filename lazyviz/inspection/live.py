@@ -315,6 +315,7 @@ class LiveTable(protocol.PageTable):
     """The live tensors of a shell's program, in the order that a page asked for; it keeps no tensor."""
 
     what = "live tensors"
+    _what = f"table of {what}"
 
     def __init__(
         self,

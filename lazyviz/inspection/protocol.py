@@ -76,39 +76,6 @@ def quoted(value: object) -> str:
     return _QUOTED.repr(value)
 
 
-def answered(
-    request: object,
-    answers: Mapping[str, Callable[[Any], Iterator[Reply]]],
-    what: str,
-) -> Iterator[Reply]:
-    """Answer a request by its kind; each reply is ready as soon as it is yielded.
-
-    `hello` is answered here; `what` is the view in words.
-    """
-    kind = request.get("kind") if isinstance(request, dict) else None
-    if kind == "hello":
-        yield hello()
-        return
-    answer = answers.get(kind) if isinstance(kind, str) else None
-    if answer is None:
-        raise RequestError(
-            f"{quoted(request)} is no request that the {what} knows. Reload the page: it may be "
-            "of another version."
-        )
-    yield from answer(request)
-
-
-def hello() -> Reply:
-    """Tell a page whether it is answered while a cell runs; it asks until it is.
-
-    ipykernel 7.4 sends a page's messages to the thread that last answered it, the main one at
-    first. Once the answer to a message that came by way of a subshell has gone out, later ones
-    are taken on the subshell's thread.
-    """
-    concurrent = threading.current_thread() is not threading.main_thread()
-    return {"kind": "ready", "concurrent": concurrent}
-
-
 def panel_reply(
     body: str,
     box: int | None = None,
@@ -246,10 +213,35 @@ class View(Generic[ProgramT]):
     )  # with ever more of them opened
 
 
-class Walk(ABC, Generic[ProgramT]):
-    """A drawing that leads to others, of something in one of its forms."""
+class Answering(ABC):
+    """What a page asks: a request of the kind `back` is answered by the method `_on_back`."""
 
     _what: ClassVar[str]  # its name, for refusals
+
+    def handle(self, request: object) -> Iterator[Reply]:
+        """Answer a request; each reply is ready as soon as it is yielded."""
+        kind = request.get("kind") if isinstance(request, dict) else None
+        answer = getattr(self, f"_on_{kind}", None) if isinstance(kind, str) else None
+        if answer is None:
+            raise RequestError(
+                f"{quoted(request)} is no request that the {self._what} knows. Reload the page: it "
+                "may be of another version."
+            )
+        yield from answer(request)
+
+    def _on_hello(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Tell a page whether it is answered while a cell runs; it asks until it is.
+
+        ipykernel 7.4 sends a page's messages to the thread that last answered it, the main one at
+        first. Once the answer to a message that came by way of a subshell has gone out, later ones
+        are taken on the subshell's thread.
+        """
+        concurrent = threading.current_thread() is not threading.main_thread()
+        yield {"kind": "ready", "concurrent": concurrent}
+
+
+class Walk(Answering, Generic[ProgramT]):
+    """A drawing that leads to others, of something in one of its forms."""
 
     def __init__(self, subject: Subject[ProgramT], form: Form) -> None:
         self._subject = subject
@@ -277,8 +269,8 @@ class Walk(ABC, Generic[ProgramT]):
         """Return the drawing of a whole program."""
 
     @abstractmethod
-    def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
-        """Return what answers each kind of request."""
+    def _on_node(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Tell of a node."""
 
     @abstractmethod
     def _find(self, wanted: str) -> tuple[Sequence[int], int, str]:
@@ -302,20 +294,14 @@ class Walk(ABC, Generic[ProgramT]):
         """Return the legend of what is shown, as inline SVG; empty if it needs none."""
         return legend_svg(self._shown)
 
-    def handle(self, request: object) -> Iterator[Reply]:
-        """Answer a request; each reply is ready as soon as it is yielded."""
-        own = {"save": self._save, "back": self._back, "form": self._form}
-        own["search"] = self._search
-        yield from answered(request, own | self._answers(), self._what)
-
-    def _save(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_save(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Send what is shown as a file, which the page saves: a picture, or for graphviz."""
         kind, shown = choice(request, "name", ("svg", "dot")), self._shown
         written = svg.emit(shown, lay_out(shown)) if kind == "svg" else to_dot(shown)
         name = "-".join(re.findall(r"\w+", self.title))
         yield {"kind": "file", "name": f"{name}.{kind}", "text": written}
 
-    def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         wanted = request.get("text")
         if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
             raise RequestError(
@@ -346,13 +332,13 @@ class Walk(ABC, Generic[ProgramT]):
         self._views.append(View(title=title, program=program, graph=graph))
         return self._drawn()
 
-    def _back(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_back(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         level = number(request, "level", len(self._views))
         del self._views[level + 1 :]
         yield self._drawn()
         yield panel_reply(self.overview())
 
-    def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Show another form; one that must be compiled is offered first, with its cost."""
         form = choice(request, "form", self._subject.forms)
         price = self._subject.price(form)
@@ -371,7 +357,7 @@ class Walk(ABC, Generic[ProgramT]):
         self._views = [self._whole(program)]
         yield self._drawn()
         if "node" in request:
-            yield from self._answers()["node"](request)
+            yield from self._on_node(request)
         else:
             yield panel_reply(self.overview())
 
@@ -391,16 +377,17 @@ _SAYS = {True: "descending", False: "ascending"}
 _ARROWS = {"descending": "▼", "ascending": "▲"}
 
 
-class PageTable(ABC):
+class PageTable(Answering):
     """A table that a page sorts, refreshes and drops rows by, as the user confirms.
 
     It keeps numbers and names between two requests.
 
     Attributes:
+        what: What it lists, as saved notebooks say.
         took_ns: How long the latest table took to make.
     """
 
-    what: ClassVar[str]  # its name, for refusals and saved notebooks
+    what: ClassVar[str]
 
     def __init__(self, sort: str, *, reverse: bool = False) -> None:
         self._sort = sort
@@ -431,24 +418,21 @@ class PageTable(ABC):
         self.took_ns = time.perf_counter_ns() - start
         return {"kind": "table", "html": body, "title": title}
 
-    def handle(self, request: object) -> Iterator[Reply]:
-        """Answer a request; each reply is ready as soon as it is yielded."""
-        answers = {
-            "sort": self._sorted,
-            "refresh": lambda _request: iter((self.table(), note_reply(""))),
-            "drop": self._asked_to_drop,
-            "keep": lambda _request: iter((note_reply(""),)),
-        }
-        yield from answered(request, answers, f"table of {self.what}")
+    def _on_refresh(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
+        yield self.table()
+        yield note_reply("")
 
-    def _sorted(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_keep(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
+        yield note_reply("")
+
+    def _on_sort(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Sort by a column; asked for the same one again, turn the order round."""
         column = choice(request, "column", self.columns)
         self._reverse = column == self._sort and not self._reverse
         self._sort = column
         yield self.table()
 
-    def _asked_to_drop(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+    def _on_drop(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         name = request.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise RequestError(

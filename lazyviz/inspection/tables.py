@@ -594,6 +594,7 @@ class CacheTable(protocol.PageTable):
     """The executables in a page; it holds texts, and no executable."""
 
     what = "executables"
+    _what = f"table of {what}"
     columns = _COLUMNS
 
     def __init__(self, runtime: ModuleType) -> None:
