@@ -107,7 +107,7 @@ class Code(Part):
 
 @dataclass(frozen=True, slots=True)
 class Table(Part):
-    """A table; columns of numbers and quantities stand to the right.
+    """A table; columns of numbers and quantities stand to the right, and None is an empty cell.
 
     Attributes:
         marked: The row that stands out on a page.
@@ -335,7 +335,8 @@ def _table_text(table: Table) -> str:
         bool(table.rows) and all(isinstance(row[k], int | float) for row in table.rows)
         for k in columns
     ]
-    return text_table(table.header, table.rows, right)
+    rows = [["" if cell is None else cell for cell in row] for row in table.rows]
+    return text_table(table.header, rows, right)
 
 
 def _table_html(table: Table) -> str:
@@ -381,6 +382,8 @@ def _cell_html(value: object, title: str, is_right: bool) -> str:  # noqa: FBT00
     side = "right;font-variant-numeric:tabular-nums" if is_right else "left"
     if is_number:
         shown = f"{value:,}"
+    elif isinstance(value, Fragment):
+        shown = value
     else:
-        shown = value if isinstance(value, Fragment) else html.breakable(str(value))
+        shown = "" if value is None else html.breakable(str(value))
     return f'<td style="text-align:{side}{whole}">{shown}</td>'

@@ -644,9 +644,8 @@ _SAMPLE = ("value", "step", "at", "graph", "because")
 
 
 def _sample(quantity: Quantity, call: Call) -> list[object]:
-    step = "" if call.step is None else call.step
     graph = call.graph[:_GRAPH_DIGITS]
-    return [number(quantity), step, call.site, graph, call.reason]
+    return [number(quantity), call.step, call.site, graph, call.reason]
 
 
 def _percentile(metric: Metric, share: float) -> str:

@@ -254,8 +254,8 @@ class XlaDump(Evidence):
             [
                 module.id,
                 module.name,
-                _shown(_instructions(module.before)),
-                _shown(_instructions(module.after)),
+                _instructions(module.before),
+                _instructions(module.after),
                 len(module.passes) or "",
                 len(module.files),
                 sum(path.stat().st_size for path in module.files.values()),
@@ -349,7 +349,3 @@ def _instructions(path: Path | None) -> int | None:
     if path is None:
         return None
     return instruction_count(path.read_text("utf-8", errors="replace"))
-
-
-def _shown(count: int | None) -> str | int:
-    return "" if count is None else count

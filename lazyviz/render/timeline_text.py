@@ -141,7 +141,7 @@ def _cell_table(cells: Sequence[CellTime]) -> Table:
     names = phases_of([cell.parts for cell in cells])
     rows = [
         (
-            cell.number if cell.number is not None else "",
+            cell.number,
             *phase_row(cell.end_ns - cell.start_ns, cell.parts, cell.device_ns, names),
         )
         for cell in cells
@@ -191,7 +191,7 @@ def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> Table:
     rows = [
         (
             f"{max(span.end_ns - start, 0) / 1e9:.3f} s",
-            span.cell if span.cell is not None else "",
+            span.cell,
             span.lane if span.lane != "step" else span.kind,
             clip(span.name, 60),
             text.duration(span.duration_ns) if span.duration_ns else "",
