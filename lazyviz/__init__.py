@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lazyviz.divergence.launch import launch
     from lazyviz.divergence.report import replicas
     from lazyviz.documents.session_report import Written
-    from lazyviz.foreign.metrics_parse import compare_reports, parse_report
+    from lazyviz.foreign.metrics_report import compare_reports, parse_report
     from lazyviz.foreign.read import read
     from lazyviz.inspection.comparison import diff, minimise, trace_value
     from lazyviz.inspection.explorer import explore
@@ -56,7 +56,7 @@ _MODULES = {
     "command_line": ("__version__",),
     "divergence.launch": ("launch",),
     "divergence.report": ("replicas",),
-    "foreign.metrics_parse": ("compare_reports", "parse_report"),
+    "foreign.metrics_report": ("compare_reports", "parse_report"),
     "foreign.read": ("read",),
     "inspection.comparison": ("diff", "minimise", "trace_value"),
     "inspection.explorer": ("explore",),

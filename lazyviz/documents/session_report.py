@@ -22,7 +22,7 @@ from lazyviz import session
 from lazyviz.command_line import path_of
 from lazyviz.doc import Code, Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.documents import redaction
-from lazyviz.foreign.metrics_parse import parse_report
+from lazyviz.foreign.metrics_report import parse_report
 from lazyviz.inspection import doctor, tables
 from lazyviz.inspection.tables import why_doc
 from lazyviz.render import html, text

@@ -15,7 +15,7 @@ from lazygraph.read.open import is_wide, readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.debug_log import parse_debug_log
-from lazyviz.foreign.metrics_parse import parse_report
+from lazyviz.foreign.metrics_report import parse_report
 from lazyviz.foreign.program_dumps import parse_programs, read_xla_dump
 from lazyviz.foreign.tensors_dump import (
     BEGIN,

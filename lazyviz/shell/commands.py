@@ -14,7 +14,7 @@ from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import session as sessions
 from lazyviz import views
 from lazyviz.doc import Code, Doc, Line, Part, Sentence
-from lazyviz.foreign.metrics_parse import parse_report
+from lazyviz.foreign.metrics_report import parse_report
 from lazyviz.inspection import live, tables
 from lazyviz.inspection.graph_breaks import break_of
 from lazyviz.inspection.programs import file_text
