@@ -28,8 +28,6 @@ from lazyviz.render.text import duration, plural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    Comparable = str | Mapping[str, Any] | "MetricsReport" | "Section"
-
 # The numbers of a metrics report: quantities, metrics, counters, and what stands out among them.
 #
 # torch_xla prints durations wrongly: it rounds each part to the nearest whole number and goes
@@ -942,6 +940,9 @@ class ReportDiff(Showable):
         if self.new_fallbacks:
             notes.append(f"New on the CPU: {', '.join(self.new_fallbacks)}.")
         return notes
+
+
+Comparable = str | Mapping[str, Any] | MetricsReport | Section
 
 
 def compare_reports(before: Comparable, after: Comparable) -> ReportDiff:

@@ -6,15 +6,15 @@ import linecache
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.doc import Doc, Fold, Note, Picture
+from lazyviz.doc import Doc, Fold, Note, Part, Picture
 from lazyviz.render import html, text
 from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_tables
 from lazyviz.shell.displayed import Displayed
-from lazyviz.timing import profile_diff, trace_file
+from lazyviz.timing import trace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from lazyviz.render.timeline_text import CellTime, Span
@@ -25,6 +25,19 @@ _USAGE = (
     "%lazy timeline shows the last 12 cells, %lazy timeline 40 the last 40, and "
     "%lazy timeline --export FILE.json writes all that is kept, for Perfetto."
 )
+
+
+def picture(view: TimelineView, what: str) -> Iterable[Part]:
+    """Yield a timeline as a picture; nothing without cells."""
+    if svg := timeline_svg(view):
+        yield Picture(svg, what, html.TIMELINE_CLASS)
+
+
+def widget(view: TimelineView) -> object:
+    """Return a timeline that zooms."""
+    from lazyviz.widgets import TimelineView as Widget
+
+    return Widget(svg=timeline_svg(view, is_detailed=True), twin=html.TIMELINE_CLASS)
 
 
 class TimelineShown(Displayed):
@@ -83,7 +96,7 @@ class TimelineShown(Displayed):
                 ),
             ],
             css_class="lazyviz-timeline",
-            live=lambda: profile_diff.widget(self.view),
+            live=lambda: widget(self.view),
         )
 
     def _notes(self) -> list[str]:

@@ -16,7 +16,7 @@ from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePl
 from lazyviz.inspection.graph_breaks import GraphBreak
 from lazyviz.render.notes import Fallback
 from lazyviz.render.strip import Strip
-from lazyviz.timing.profile_diff import ProfileDiff
+from lazyviz.timing.profile import ProfileDiff
 from lazyviz.views import VIEWS
 from tests.conftest import displayed
 from tests.lazyviz.records import barrier, write_record

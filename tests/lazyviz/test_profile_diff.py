@@ -14,8 +14,7 @@ from lazyviz.render.timeline_text import Span
 from lazyviz.timing.advice import ReadTime
 from lazyviz.timing.device_time import LineTime
 from lazyviz.timing.gaps import Gap, StepTime
-from lazyviz.timing.profile import Profile
-from lazyviz.timing.profile_diff import ProfileDiff
+from lazyviz.timing.profile import Profile, ProfileDiff
 
 MS = 1_000_000
 
