@@ -392,18 +392,8 @@ class Graph:
         """For each node its users, as pairs of a node and the slot in which it reads."""
         users: list[list[tuple[int, int]]] = [[] for _ in self.kinds]
         for node, operands in enumerate(self.operands):
-            if not operands:
-                continue
-            use = (node, 0)
-            if len(operands) == 1:
-                users[operands[0]].append(use)
-            elif len(operands) == 2:  # noqa: PLR2004 - most nodes have one or two
-                one, two = operands
-                users[one].append(use)
-                users[two].append((node, 1))
-            else:
-                for slot, operand in enumerate(operands):
-                    users[operand].append((node, slot))
+            for slot, operand in enumerate(operands):
+                users[operand].append((node, slot))
         return users
 
 
