@@ -94,6 +94,15 @@ def test_names_and_magics_that_a_page_quotes_exist(name):
     assert set(re.findall(r"%%lazy (\w+)", quoted)) <= {*CELL_USAGE}
 
 
+def test_magics_that_a_message_names_exist():
+    files = [*(ROOT / "lazyviz").rglob("*.py"), *(ROOT / "runtime").rglob("*.py")]
+    source = "\n".join(path.read_text("utf-8") for path in files)
+
+    # "%lazy has no subcommand" is a sentence, and NAME stands for one.
+    assert set(re.findall(r"(?<!%)%lazy ([a-z]\w*)", source)) <= {*VIEWS, "has"}
+    assert set(re.findall(r"%%lazy (\w+)", source)) <= {*CELL_USAGE}
+
+
 def test_the_readmes_ten_lines_run(shell, capsys):
     page = (ROOT / "README.md").read_text("utf-8")
     (lines,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -616,7 +616,7 @@ def advice(chunk: str, at: str, step: StepTime | None) -> str:
     return _ADVICE.get(chunk, _KEEP).format(line=line, at=at or "the step", why=why)
 
 
-_KEEP = "Keep these ops on the device: %lazy fallbacks lists them."
+_KEEP = "Keep these ops on the device: %lazy metrics lists them."
 _ADVICE = {
     PROGRAM: "Do {line} right after the step's barrier, while the device works, or on another "
     "thread, such as a loader's.",
