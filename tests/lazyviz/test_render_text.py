@@ -111,6 +111,14 @@ def test_a_table_aligns_numbers_to_the_right_and_stays_on_one_line_a_row():
     )
 
 
+def test_none_in_a_table_is_an_empty_cell():
+    table = Table(["step", "cell"], [[1, None], [2, 3]])
+
+    assert "None" not in table.to_text()
+    assert "None" not in table.to_html()
+    assert Table(["step", "cell"], [[1, None]]).filled().to_text() == "step\n----\n   1"
+
+
 def test_a_table_without_rows_is_its_header():
     assert Table(["step", "cause"], []).to_text() == "step  cause\n----  -----"
 
