@@ -153,15 +153,6 @@ class Shown:
         steps = [point.step for points in self.points.values() for point in points]
         return min(steps), max(steps)
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What each tracked scalar came to, in a few words, such as `loss 2.31 → 0.41`."""
-        return tuple(
-            f"{name} {_change(name, points)}"
-            for name, points in self.points.items()
-            if name not in {STEP_TIME, MEMORY}
-        )
-
     def doc(self) -> Doc:
         """Return the curves, one below the other, and which steps were compiled."""
         words, shown = self._compiled_words(), Drawn(self._text(), self._html)
