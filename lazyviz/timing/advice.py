@@ -40,7 +40,8 @@ class InputTime:
 
     Attributes:
         at: The loop's line.
-        loads_at: The line that loads, the loop's own where that is not known.
+        loads_at: The line that loads, the loop's own where that is not known; empty where the loop
+            waits for another thread or process.
         batches: How many were measured; the first one, with which a loader starts up, is not.
         period_ns: From one batch to the next.
         waited_ns: How long of it the loop waited for the batch.
@@ -49,6 +50,7 @@ class InputTime:
         load_ns: How long loading one takes, in the middle.
         longest_ns: The same, at most.
         prefetch: How many are loaded ahead.
+        workers: How many processes of a `DataLoader` load; 0 for none, or where it is not known.
     """
 
     at: str
@@ -61,6 +63,7 @@ class InputTime:
     load_ns: float
     longest_ns: float
     prefetch: int = 0
+    workers: int = 0
 
     @property
     def share(self) -> float:
@@ -75,7 +78,9 @@ class InputTime:
     @property
     def at_once(self) -> int:
         """How many batches must be loaded at once so that the loop waits for none."""
-        return max(math.ceil(self.load_ns / max(self.rest_ns, 1)), 1)
+        # Workers load all the time while the loop waits for them, each one of its batches.
+        each = self.period_ns if self.workers and not self.prefetch else self.load_ns
+        return max(math.ceil(max(self.workers, 1) * each / max(self.rest_ns, 1)), 1)
 
     @property
     def depth(self) -> int:
@@ -94,8 +99,18 @@ class InputTime:
         """How much the loop waits, why, and what to do; empty where little would be won."""
         if self.share < WORTH_IT:
             return ""
-        said = (
-            f"Input-bound {text.share(self.share)}: the loop at {self.at} waits "
+        said = f"Input-bound {text.share(self.share)}: the loop at {self.at} waits "
+        if (
+            not self.loads_at
+        ):  # batches that did not wait are not known, so none are counted
+            more = self.period_ns / max(self.rest_ns, 1)
+            return (
+                f"{said}for another thread or process. If these load all the time, as a DataLoader's "
+                f"workers do, {more:.1f} times as many of them hide it, and the loop takes "
+                f"{text.share(self.rest_ns, self.period_ns)} of its time. If they load when they are "
+                "asked, lazyrt.DeviceLoader(loader) asks ahead, while the step runs."
+            )
+        said += (
             f"{text.duration(self.waited_ns)} for each batch, and the rest of a step takes "
             f"{text.duration(self.rest_ns)}. Loading a batch takes "
             f"{text.duration(self.load_ns)} at {self.loads_at}."
@@ -104,11 +119,11 @@ class InputTime:
             f"torch.utils.data.DataLoader(..., num_workers={self.at_once}) loads "
             f"{self.at_once} at once, so that the loop waits for none."
         )
-        if self.prefetch:
-            ahead = text.plural(self.prefetch, "batch", "batches")
-            return (
-                f"{said} {ahead} ahead do not help, since loading is slower. {workers}"
-            )
+        if self.prefetch or self.workers:
+            ahead = text.plural(self.prefetch, "batch", "batches") + " ahead"
+            if not self.prefetch:
+                ahead = text.plural(self.workers, "worker")
+            return f"{said} {ahead} do not help, since loading is slower. {workers}"
         loader = f"lazyrt.DeviceLoader(loader, prefetch={self.depth})"
         about = f"about {text.duration(self.prefetched_ns)} instead of {text.duration(self.period_ns)}"
         if self.at_once == 1:
@@ -121,17 +136,18 @@ class _Waits:
     """Batches of one loop as they came: when, after what wait, and what loading took."""
 
     prefetch: int = 0
+    workers: int = 0
     ends: list[int] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
 
-    def add(self, end: int, wait: float, load: float, line: str = "") -> None:
+    def add(self, end: int, wait: float, load: float, line: str | None = None) -> None:
         """Take in one batch."""
         self.ends.append(end)
         self.waits.append(wait)
         self.loads.append(load)
-        if line:
+        if line is not None:
             self.lines[line] += 1
 
     def input_time(self, at: str, busy: Busy) -> InputTime | None:
@@ -154,6 +170,7 @@ class _Waits:
             load_ns=statistics.median(self.loads[1:]),
             longest_ns=max(self.loads[1:]),
             prefetch=self.prefetch,
+            workers=self.workers,
         )
 
 
@@ -175,7 +192,7 @@ def input_times(
     for event, now, its in noted:
         if isinstance(event, events.BatchLoaded) and its == thread:
             waits = told[str(event.site or "an unknown line")]
-            waits.prefetch = event.prefetch
+            waits.prefetch, waits.workers = event.prefetch, event.workers
             waits.add(now, event.waited_ns, event.load_ns)
     found: dict[str, _Waits] = defaultdict(_Waits)
     for at, end, wait, line in _plain_waits(pauses):
@@ -186,7 +203,10 @@ def input_times(
 
 
 def _plain_waits(pauses: Sequence[Pause]) -> Iterator[tuple[str, int, float, str]]:
-    """Yield the waits of plain loops: the loop's line, when, how long, the line that loads."""
+    """Yield the waits of plain loops: the loop's line, when, how long, the line that loads.
+
+    No line of this thread loads where it waits for another one, or for a process.
+    """
     usual: dict[Any, tuple[str, float, str]] = {}
     for pause in pauses:
         if pause.is_recording or not pause.after:
@@ -197,7 +217,8 @@ def _plain_waits(pauses: Sequence[Pause]) -> Iterator[tuple[str, int, float, str
             for sample, length in zip(pause.samples, _lengths(pause), strict=True):
                 loop = _loop_of(sample.lines, pause.after)
                 if loop is not None:
-                    within[str(loop), str(sample.lines[0])] += length
+                    line = "" if sample.is_waiting else str(sample.lines[0])
+                    within[str(loop), line] += length
             if within:
                 (at, line), _ = within.most_common(1)[0]
                 share = within.total() / (pause.end_ns - pause.start_ns)

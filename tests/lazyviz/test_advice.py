@@ -1,6 +1,7 @@
 """What a profile advises: to load batches ahead and to read less often, with what that would bring."""
 
 import linecache
+import queue
 import threading
 import time
 
@@ -25,13 +26,17 @@ def idle(_start, _end):
     return 0
 
 
-def loaded(*, waits, loads, rest, prefetch=0, thread=ME):
+def loaded(*, waits, loads, rest, prefetch=0, workers=0, thread=ME):
     """Return what a loader tells: each batch after a wait, then the rest of a step."""
     now, noted = 0, []
     for wait, load in zip(waits, loads, strict=True):
         now += wait * MS
         event = events.BatchLoaded(
-            waited_ns=wait * MS, load_ns=load * MS, prefetch=prefetch, site=LOOP
+            waited_ns=wait * MS,
+            load_ns=load * MS,
+            prefetch=prefetch,
+            workers=workers,
+            site=LOOP,
         )
         noted.append(Noted(event, now, thread))
         now += rest * MS
@@ -93,6 +98,19 @@ def test_prefetch_that_cannot_keep_up_is_not_advised_again():
     assert "num_workers=3" in found.sentence
 
 
+def test_workers_that_cannot_keep_up_are_counted():
+    ahead = loaded(
+        waits=[50, 10, 10, 10], loads=[40] * 4, rest=30, prefetch=2, workers=2
+    )
+    plain = loaded(waits=[50, 10, 10, 10], loads=[10] * 4, rest=30, workers=2)
+
+    for noted, what in ((ahead, "2 batches ahead"), (plain, "2 workers")):
+        (found,) = advice.input_times(noted, [], ME, idle)
+        assert found.at_once == 3  # each of the two loads one in 80 ms
+        assert f"{what} do not help, since loading is slower" in found.sentence
+        assert "num_workers=3" in found.sentence
+
+
 def test_a_wait_in_which_the_device_works_is_not_input_bound():
     noted = loaded(waits=[20] * 4, loads=[20] * 4, rest=5)
 
@@ -139,12 +157,12 @@ def at(line, function="train"):
     return SourceLocation("prog.py", line, function)
 
 
-def pause(start, end, *samples, after):
+def pause(start, end, *samples, after, is_waiting=False):
     from lazyrt.frontend.tracing import Sample
 
     part = (end - start) / max(len(samples), 1)
     every = tuple(
-        Sample(int((start + (k + 0.5) * part) * MS), lines)
+        Sample(int((start + (k + 0.5) * part) * MS), lines, is_waiting=is_waiting)
         for k, lines in enumerate(samples)
     )
     return Pause(start * MS, end * MS, every, after)
@@ -179,6 +197,23 @@ def test_a_for_that_records_nothing_next_is_no_input(source):
     ]
 
     assert advice.input_times([], pauses, ME, idle) == []
+
+
+def test_a_loop_that_waits_for_workers_is_told_how_many_more_hide_it(source):
+    pauses = [
+        pause(50 * k, 50 * k + 10, (at(5),), after=BODY, is_waiting=True)
+        for k in range(3)
+    ]
+
+    (found,) = advice.input_times([], pauses, ME, idle)
+
+    assert (found.loads_at, found.share) == ("", 0.2)
+    assert found.sentence == (
+        "Input-bound 20 %: the loop at prog.py:5 waits for another thread or process. If these load "
+        "all the time, as a DataLoader's workers do, 1.2 times as many of them hide it, and the loop "
+        "takes 80 % of its time. If they load when they are asked, lazyrt.DeviceLoader(loader) asks "
+        "ahead, while the step runs."
+    )
 
 
 # --------------------------------------------------------------------------------- reads
@@ -263,6 +298,22 @@ def train(loader, seconds):
         with lazyrt.step("train"):
             x = x + batch.to(DEVICE)
         time.sleep(seconds)
+
+
+@pytest.mark.lazy_only("it is about steps of one execution")
+def test_a_wait_for_a_thread_of_the_loader_is_told_as_such():
+    given = queue.Queue()
+
+    def batches(count):
+        for _ in range(count):
+            threading.Timer(0.02, given.put, [torch.ones(4)]).start()
+            yield given.get()
+
+    train(batches(2), 0)
+    with lazyviz.profile() as profile:
+        train(batches(4), 0)
+
+    assert [each.loads_at for each in profile.inputs] == [""]
 
 
 @pytest.mark.slow

@@ -125,6 +125,7 @@ class DeviceLoader(Generic[T]):
                 waited_ns=time.perf_counter_ns() - since_ns,
                 load_ns=load_ns,
                 prefetch=self.prefetch,
+                workers=getattr(self.loader, "num_workers", 0),
                 site=user_site(3),
             )
         )

@@ -11,10 +11,13 @@ import contextlib
 import dis
 import itertools
 import queue
+import selectors
+import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.frontend import eager, record
@@ -161,11 +164,13 @@ class Sample(NamedTuple):
         time_ns: On the clock of `time.perf_counter_ns`.
         lines: The user's lines, innermost first; empty where only libraries run.
         is_runtime: Whether the runtime was at work, so that nobody could look.
+        is_waiting: Whether it waited for another thread or process, such as a loader's.
     """
 
     time_ns: int
     lines: tuple[SourceLocation, ...]
     is_runtime: bool = False
+    is_waiting: bool = False
 
 
 class Pause(NamedTuple):
@@ -265,13 +270,26 @@ class PauseWatch(Closing):
             self._samples.append(Sample(time.perf_counter_ns(), (), is_runtime=True))
             return
         try:
-            frames = outward(sys._current_frames().get(self._thread))
+            frame = sys._current_frames().get(self._thread)
+            is_waiting, frames = _waits_for_others(frame), outward(frame)
             users = (_site_of_call(f) for f in frames if not is_library(f.f_code))
             lines = tuple(itertools.islice(users, _MAX_LINES))
-            del frames, users  # which refer to the program's frames
-            self._samples.append(Sample(time.perf_counter_ns(), lines))
+            del frame, frames, users  # which refer to the program's frames
+            now = time.perf_counter_ns()
+            self._samples.append(Sample(now, lines, is_waiting=is_waiting))
         finally:
             lock.release()
+
+
+# Where Python code stands while its thread waits for another one or for another process.
+_WAITING = {each.__file__ for each in (connection, queue, subprocess, threading)}
+
+
+def _waits_for_others(frame: FrameType | None) -> bool:
+    """Return whether a thread whose innermost frame this is waits for another thread or process."""
+    while frame is not None and frame.f_code.co_filename == selectors.__file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename in _WAITING
 
 
 # Python 3.11 calls a builtin from the instruction before CALL once it has run a few times. In code

@@ -531,12 +531,14 @@ class BatchLoaded(Event):
         waited_ns: How long the loop waited for it.
         load_ns: How long loading it and moving it to the device took, on whichever thread.
         prefetch: How many batches are loaded ahead; 0 loads each when it is asked for.
+        workers: How many processes of a `DataLoader` load; 0 for none.
         site: The loop's line.
     """
 
     waited_ns: int
     load_ns: int
     prefetch: int
+    workers: int = 0
     site: SourceLocation | None
 
 
