@@ -267,6 +267,10 @@ def host_time(
             current = run.site, run.is_sampled
             tally.add(Quiet(run.start_ns, run.end_ns, run.site), run.end_ns, thread)
     found.stretches.sort(key=lambda each: each.start_ns)
+    for k, each in enumerate(found.stretches):
+        if each.phase == "execute" and each.site is None:
+            site = _copy_after(found.stretches, k)
+            found.stretches[k] = each._replace(site=site)
     found.parts = tally.ledger.parts(end_ns)
     return found
 
@@ -532,6 +536,9 @@ BUILD, TRANSFER, START, PROGRAM = (
     "the program's own lines",
 )
 COMPILE, WAIT = "compiling", "waiting"
+# Of the program's own lines and of waiting: where no wait for the device came before in the step, and
+# where no value was read.
+AHEAD, LATE = "ahead", "late"
 _CHUNKS = {
     "python": PROGRAM,
     "trace": BUILD,
@@ -584,7 +591,13 @@ def idle_of(
             found_in[_CHUNKS[phase]] += ns
         chunks = dict(found_in.most_common())
         longest = next(iter(chunks))
-        where = _located(_site_in(host, start, end, longest) or step)
+        site = _site_in(host, start, end, longest)
+        where = _located(site or step)
+        why = longest
+        if longest == PROGRAM and not _waited(host, steps, start):
+            why = AHEAD
+        elif longest == WAIT and site is None:
+            why = LATE
         told = ", ".join(f"{name} {text.duration(ns)}" for name, ns in chunks.items())
         found.append(
             Idle(
@@ -594,7 +607,7 @@ def idle_of(
                 step=step.number if step is not None else None,
                 **where,
                 sentence=f"The device is idle for {text.duration(end - start)}: {told}. "
-                f"{advice(longest, place(**where), step)}",
+                f"{advice(why, place(**where), step)}",
             )
         )
     return found
@@ -609,6 +622,13 @@ def _site_in(host: HostTime, start: int, end: int, chunk: str) -> SourceLocation
     return weights.most_common(1)[0][0] if weights else None
 
 
+def _waited(host: HostTime, steps: Sequence[StepTime], until_ns: int) -> bool:
+    """Return whether the program has waited for the device since the barrier before a moment."""
+    ended = bisect.bisect_right(steps, until_ns, key=lambda step: step.end_ns)
+    since = steps[ended - 1].end_ns if ended else 0
+    return any(each.phase == "execute" for each in host.between(since, until_ns))
+
+
 def advice(chunk: str, at: str, step: StepTime | None) -> str:
     """Return what would close a gap whose longest chunk this is."""
     why = f" ({step.compiled})" if step is not None and step.compiled else ""
@@ -620,12 +640,16 @@ _KEEP = "Keep these ops on the device: %lazy metrics lists them."
 _ADVICE = {
     PROGRAM: "Do {line} right after the step's barrier, while the device works, or on another "
     "thread, such as a loader's.",
+    AHEAD: "Do {line} on another thread, such as a loader's: the device has finished what it was "
+    "given, so doing it earlier in the step wins nothing.",
     BUILD: "Record the next step while this one runs: read its results a step later, or "
     "compile the function with torch.compile, so that it is recorded as one call.",
     COMPILE: "A graph was compiled{why}: a step whose graph stays the same runs it again.",
     TRANSFER: "Transfer ahead with lazyrt.DeviceLoader instead of at {at}.",
     START: "Put more work between two barriers: each one takes this time anew.",
     WAIT: "It is waited for results that are there: read several values at once.",
+    LATE: "The program is told late that the device has finished, or this run took longer than "
+    "those that were traced.",
 }
 
 
@@ -651,11 +675,13 @@ def gaps_of(
             step=step.number if step is not None else None,
             is_sampled=each.is_sampled,
         )
-        found.append(replace(gap, sentence=_sentence(gap, idle, step)))
+        why = PROGRAM if _waited(host, steps, gap.start_ns) else AHEAD
+        said = _sentence(gap, idle, advice(why, gap.at, step))
+        found.append(replace(gap, sentence=said))
     return found
 
 
-def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
+def _sentence(gap: Gap, idle: Sequence[Idle], what_closes_it: str) -> str:
     """Return a gap in words: how long, what else keeps the device idle there, what to do."""
     if not gap.at and gap.is_sampled:
         return f"For {text.duration(gap.duration_ns)} no line of the program ran, as between cells."
@@ -663,20 +689,30 @@ def _sentence(gap: Gap, idle: Sequence[Idle], step: StepTime | None) -> str:
     took = f"{at} takes {text.duration(gap.duration_ns)} in which no op is recorded"
     if not gap.idle_ns:
         return f"{took}; the device works meanwhile, so nothing is lost."
-    meanwhile = (i for i in idle if i.start_ns < gap.end_ns and i.end_ns > gap.start_ns)
-    around = next(meanwhile, None)
     part = text.duration(gap.idle_ns) if gap.idle_ns < gap.duration_ns else "all"
     words = [f"{took}, and the device is idle for {part} of it."]
+    around = _around(gap, idle)
     if around is not None:
+        of = "It" if gap.idle_ns == gap.duration_ns else "That"
         three = ", ".join(
             f"{name} {text.duration(around.chunks.get(name, 0))}"
             for name in (BUILD, TRANSFER, START)
         )
         words.append(
-            f"It is part of {text.duration(around.duration_ns)} without work: {three}."
+            f"{of} is part of {text.duration(around.duration_ns)} without work: {three}."
         )
-    words.append(advice(PROGRAM, gap.at, step))
-    return " ".join(words)
+    return " ".join([*words, what_closes_it])
+
+
+def _around(gap: Gap, idle: Sequence[Idle]) -> Idle | None:
+    """Return the stretch without work that most of a gap is in; stretches are in order."""
+    first = bisect.bisect_right(idle, gap.start_ns, key=lambda each: each.end_ns)
+    last = bisect.bisect_left(idle, gap.end_ns, key=lambda each: each.start_ns)
+
+    def shared(each: Idle) -> int:
+        return min(each.end_ns, gap.end_ns) - max(each.start_ns, gap.start_ns)
+
+    return max(idle[first:last], key=shared, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -703,13 +739,10 @@ def waits_of(host: HostTime, noted: Sequence[Noted]) -> list[Wait]:
             causes.setdefault(event.site, f"{event.cause}{of}")
     spent: Counter[SourceLocation] = Counter()
     times: Counter[SourceLocation] = Counter()
-    for k, each in enumerate(host.stretches):
-        if each.phase != "execute":
-            continue
-        site = each.site or _copy_after(host.stretches, k)
-        if site is not None:
-            spent[site] += each.end_ns - each.start_ns
-            times[site] += 1
+    for each in host.stretches:
+        if each.phase == "execute" and each.site is not None:
+            spent[each.site] += each.end_ns - each.start_ns
+            times[each.site] += 1
     return [
         Wait(
             **_located(site),

@@ -549,6 +549,70 @@ def lines_and_ms(pause):
     return [(line(run), (run.end_ns - run.start_ns) / 1e6) for run in runs]
 
 
+def stretches(*rows):
+    """Return what a thread did: phase, from and to in ms, and its line or 0."""
+    return gaps.HostTime(
+        [
+            gaps.Stretch(
+                phase,
+                start * MS,
+                end * MS,
+                events.SourceLocation("a.py", line, "f") if line else None,
+            )
+            for phase, start, end, line in rows
+        ]
+    )
+
+
+def test_a_gap_is_to_be_moved_only_where_the_program_waited_before_it_in_the_step():
+    steps = [
+        gaps.StepTime(number=k, start_ns=100 * k * MS, duration_ns=100 * MS)
+        for k in range(2)
+    ]
+    read = ("execute", 100, 140, 3)  # of what the first step ran
+    found = []
+    for rows in ([("python", 150, 190, 4)], [read, ("python", 150, 190, 4)]):
+        host, busy = stretches(*rows), [(100 * MS, 140 * MS)]
+        idle = gaps.idle_of(host, busy, steps, 0, 200 * MS)
+        (gap,) = gaps.gaps_of(host, busy, steps, idle)
+        assert idle[-1].sentence.endswith(gap.sentence[-40:])
+        found.append(gap.sentence.partition("load and start 0 ns. ")[2])
+
+    alone, behind_a_read = found
+    assert alone == (
+        "Do what a.py:4 does on another thread, such as a loader's: the device has finished what it "
+        "was given, so doing it earlier in the step wins nothing."
+    )
+    assert behind_a_read == (
+        "Do what a.py:4 does right after the step's barrier, while the device works, or on another "
+        "thread, such as a loader's."
+    )
+
+
+def test_a_gap_is_part_of_the_stretch_without_work_that_most_of_it_is_in():
+    host = stretches(("python", 10, 60, 4))
+    busy = [(0, 8 * MS), (11 * MS, 30 * MS)]
+    idle = gaps.idle_of(host, busy, [], 0, 80 * MS)
+
+    (gap,) = gaps.gaps_of(host, busy, [], idle)
+
+    assert (
+        "the device is idle for 31 ms of it. That is part of 50 ms without"
+        in gap.sentence
+    )
+
+
+def test_who_reads_nothing_is_not_told_to_read_less():
+    busy = [(0, 10 * MS)]
+    said = []
+    for rows in ([("execute", 0, 30, 0)], [("execute", 0, 30, 3)]):
+        (idle,) = gaps.idle_of(stretches(*rows), busy, [], 0, 30 * MS)
+        said.append(idle.sentence)
+
+    assert said[0].endswith("or this run took longer than those that were traced.")
+    assert said[1].endswith("read several values at once.")
+
+
 def test_a_pause_is_split_at_the_middle_between_samples_of_two_lines():
     samples = tuple(sample(ms, 1 if ms < 5 else 2) for ms in range(1, 10))
 
