@@ -122,6 +122,10 @@ class Profile(Displayed):
     # ---------------------------------------------------------------------- taking it
 
     @property
+    def waits(self) -> Sequence[Wait]:
+        """The lines that waited for the device."""
+
+    @property
     def is_running(self) -> bool:
         """Whether it is being taken."""
         return bool(self._open)
@@ -799,7 +803,7 @@ class Change:
     """What a line took for each step.
 
     Attributes:
-        what: `waits`, or `device` for what it cost there.
+        what: `waits`, `waits for the device`, or `device` for what it cost there.
         at: The line.
         before_ns, after_ns: For one step.
     """
@@ -855,7 +859,7 @@ class ProfileDiff(Displayed):
         top = next(same_way, None)
         if top is None:
             return said
-        verb = "waits" if top.what == "waits" else "costs the device"
+        verb = "costs the device" if top.what == "device" else top.what
         return (
             f"{said} Most of it: {top.at} {verb} {text.duration(top.after_ns)} a step, was "
             f"{text.duration(top.before_ns)}."
@@ -1025,20 +1029,27 @@ def _key(step: host.StepTime) -> tuple[str, int | None]:
 
 def _changes(before: Profile, after: Profile) -> Iterable[Change]:
     """Yield how long each line waited for each step, and what it cost the device."""
-    for what in ("waits", "device"):
-        was, now = _for_each_step(what, before), _for_each_step(what, after)
+    all_was, all_now = _for_each_step(before), _for_each_step(after)
+    for what, was in all_was.items():
+        now = all_now[what]
         for at in was | now:
             yield Change(what=what, at=at, before_ns=was[at], after_ns=now[at])
 
 
-def _for_each_step(what: str, profile: Profile) -> Counter[str]:
-    total: Counter[str] = Counter()
-    gaps = [(each.at, each.duration_ns) for each in profile.gaps]
-    lines = [(each.at, each.device_ns) for each in profile.lines]
-    for at, ns in gaps if what == "waits" else lines:
-        total[at] += ns
+def _for_each_step(profile: Profile) -> dict[str, Counter[str]]:
     steps = max(len(profile.steps), 1)
-    return Counter({at: ns // steps for at, ns in total.items()})
+    spent = {
+        "waits": [(each.at, each.duration_ns) for each in profile.gaps],
+        "waits for the device": [(each.at, each.duration_ns) for each in profile.waits],
+        "device": [(each.at, each.device_ns) for each in profile.lines],
+    }
+    found = {}
+    for what, rows in spent.items():
+        total: Counter[str] = Counter()
+        for at, ns in rows:
+            total[at] += ns
+        found[what] = Counter({at: ns // steps for at, ns in total.items()})
+    return found
 
 
 def _percent(before: float, after: float) -> str:

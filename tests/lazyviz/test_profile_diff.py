@@ -13,7 +13,7 @@ import lazyviz
 from lazyviz.render.timeline_text import Span
 from lazyviz.timing.advice import ReadTime
 from lazyviz.timing.device_time import LineTime
-from lazyviz.timing.gaps import Gap, StepTime
+from lazyviz.timing.gaps import Gap, StepTime, Wait
 from lazyviz.timing.profile import Profile, ProfileDiff
 
 MS = 1_000_000
@@ -25,6 +25,7 @@ class Known:
 
     steps: tuple[Any, ...]
     gaps: tuple[Any, ...] = ()
+    waits: tuple[Any, ...] = ()
     lines: tuple[Any, ...] = ()
     spans: tuple[Any, ...] = ()
     reads: tuple[Any, ...] = ()
@@ -56,8 +57,10 @@ def device(line, length):
 
 
 def test_the_line_that_made_the_difference_is_named():
-    before = Known(steps(60, 60), (gap(7, 10), gap(7, 10), gap(9, 4)), (device(3, 20),))
-    after = Known(steps(50, 50), (gap(9, 6),), (device(3, 22),))
+    before = Known(
+        steps(60, 60), (gap(7, 10), gap(7, 10), gap(9, 4)), lines=(device(3, 20),)
+    )
+    after = Known(steps(50, 50), (gap(9, 6),), lines=(device(3, 22),))
 
     found = ProfileDiff(before, after)
 
@@ -69,6 +72,18 @@ def test_the_line_that_made_the_difference_is_named():
     top = found.changes[0]
     assert (top.what, top.at, top.change_ns) == ("waits", "train.py:7", -10 * MS)
     assert "+1.0 ms" in found.text()  # both others by one millisecond more
+
+
+def test_a_read_that_waits_less_for_the_device_is_named():
+    read = Wait(file="train.py", line=8, duration_ns=40 * MS, times=2)
+    before = Known(steps(60, 60), (gap(9, 4),), (read,), (device(3, 24),))
+    after = Known(steps(41, 41), (gap(9, 2),), lines=(device(3, 22),))
+
+    found = ProfileDiff(before, after)
+
+    assert found.sentence.endswith(
+        "Most of it: train.py:8 waits for the device 0 ns a step, was 20 ms."
+    )
 
 
 def test_a_step_takes_what_all_steps_take_together_where_one_waits_for_many():
