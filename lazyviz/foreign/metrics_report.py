@@ -55,7 +55,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|KB|MB|GB|TB|PB)")
 _SUFFIXES = ("B", "KB", "MB", "GB", "TB", "PB")
 _PLAIN = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
-_FIRST = "the first graph"  # every program has one
+FIRST = "the first graph"  # every program has one
 _MAX_RATIO = 0.5
 _WARM_UP_STEPS = 10
 _SLOW_COMPILE_NS = 300e9
@@ -335,13 +335,13 @@ def _too_often(
     message = (
         f"{name} too frequent: {metric.total_samples:,} counts during {steps:,} steps"
     )
-    reason = _most_frequent(metric.reasons)
+    reason = most_frequent(metric.reasons)
     if reason:
         message += f", most often for this cause: {reason}"
     yield Finding(symptom, message, _top(metric.sites), fix)
 
 
-def _most_frequent(reasons: Mapping[str, int]) -> str | None:
+def most_frequent(reasons: Mapping[str, int]) -> str | None:
     """Return the cause that came most often, in its first words; None if none came twice.
 
     A loop over sizes gives each graph another sentence. Those whose first clauses differ in numbers
@@ -350,7 +350,7 @@ def _most_frequent(reasons: Mapping[str, int]) -> str | None:
     counts: dict[str, int] = {}
     first: dict[str, str] = {}
     for reason, count in reasons.items():
-        if reason and not reason.startswith(_FIRST):
+        if reason and not reason.startswith(FIRST):
             clause = reason.partition("; ")[0]
             cause = _NUMBER.sub(lambda found: found["line"] or "#", clause)
             counts[cause] = counts.get(cause, 0) + count

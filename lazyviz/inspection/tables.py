@@ -20,6 +20,7 @@ from lazyviz.doc import (
     Table,
 )
 from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
+from lazyviz.foreign.metrics_report import FIRST, most_frequent
 from lazyviz.inspection import protocol
 from lazyviz.render import notes, text
 from lazyviz.render.html import markup, one_line
@@ -228,8 +229,9 @@ def step_paragraph(rows: Sequence[StepRow], spans: Sequence[Span]) -> str:
         which = "each" if times == len(rows) else f"{times} of these {len(rows)} steps"
         of = f"The barrier of {which}"
     ran = text.plural(sum(row.nodes for row in rows), "op")
-    numbers = _numbers(rows)
-    words = [f"{numbers[0].upper()}{numbers[1:]} ran {ran}. {of}: {barrier}."]
+    first, last = rows[0].step, rows[-1].step
+    which = f"Step {first}" if len(rows) == 1 else f"Steps {first} to {last}"
+    words = [f"{which} ran {ran}. {of}: {barrier}."]
     if waits:
         spent = ", ".join(
             f"{PHASE_MEANINGS[phase]} {text.duration(ns)}"
@@ -243,13 +245,16 @@ def step_paragraph(rows: Sequence[StepRow], spans: Sequence[Span]) -> str:
 
 
 def _waits(rows: Sequence[StepRow], spans: Sequence[Span]) -> Counter[str]:
-    """Return the host's time in some steps by phase; empty where the timeline forgot them."""
+    """Return the host's time in some steps by phase; empty where the timeline forgot them.
+
+    Recording needs the processor: what a step took beyond that is the program's own time.
+    """
     found: Counter[str] = Counter()
-    numbers = {str(row.step) for row in rows}
+    worked = {str(row.step): row.worked_ns for row in rows}
     host = [span for span in spans if span.lane == "host" and span.kind in PHASES]
     for step in spans:
         number = step.name.removeprefix("step ").partition(":")[0]
-        if (step.lane, step.kind) != ("step", "run") or number not in numbers:
+        if (step.lane, step.kind) != ("step", "run") or number not in worked:
             continue
         known = 0
         for span in host:
@@ -257,18 +262,24 @@ def _waits(rows: Sequence[StepRow], spans: Sequence[Span]) -> Counter[str]:
             if inside > 0:
                 found[span.kind] += inside
                 known += inside
-        found["trace"] += max(0, step.duration_ns - known)
+        rest, most = max(0, step.duration_ns - known), worked[number]
+        recording = rest if most is None else min(rest, most)
+        found["trace"] += recording
+        found["python"] += rest - recording
     return found
 
 
 def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -> str:
     """Return the one change that would save most time, by what was measured."""
     compiled = [row for row in rows if row.reason]
+    first = [row for row in compiled if row.reason.startswith(FIRST)]
+    again = [row for row in compiled if row not in first]
     broken = [row for row in rows if row.cut is not None]
     repeats = [repeat for row in rows for repeat in row.repeats]
     reads = [row for row in rows if row.cause.startswith("read")]
     saved = {
-        "compile": sum(row.compile_ns + row.lowering_ns for row in compiled),
+        "first": sum(row.compile_ns + row.lowering_ns for row in first),
+        "compile": sum(row.compile_ns + row.lowering_ns for row in again),
         "break": sum(row.barrier_ns for row in broken),
         "repeat": sum(repeat.duration_ns for repeat in repeats),
         "read": waits.get("execute", 0) if reads else 0,
@@ -282,11 +293,16 @@ def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -
             "lines it works for."
         )
     time = text.duration(saved[most])
+    if most == "first":
+        return (
+            f"nothing: {time} went into compiling the program's first graph, which steps like it "
+            "run again."
+        )
     if most == "compile":
-        kinds = Counter(row.reason for row in compiled)
+        kind = most_frequent(Counter(row.reason for row in again))
         return (
             f"the same graph in each step, which saves {time} of compiling. "
-            f"{kinds.most_common(1)[0][0]}"
+            f"{kind or again[-1].reason}"
         )
     if most == "break":
         return f"to read after the step's block, which saves {time}."
@@ -301,8 +317,9 @@ def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -
             "waiting for the device."
         )
     if most == "python":
+        behind = "behind the barrier or " * bool(waits.get("execute"))
         return (
-            f"to move {time} of the program's own time behind the barrier or to another thread. "
+            f"to move {time} of the program's own time {behind}to another thread. "
             "lazyviz.profile() tells its lines."
         )
     return (

@@ -207,6 +207,7 @@ class Intake:
         self.shows = False
         self.late: deque[Tally] = deque()
         self._progress = progress
+        self._worked = (0, 0)  # a thread, and how long it had had the processor
         self._notes: deque[tuple[Any, int, Cell | None, int]] = deque()
         self._settling = False
 
@@ -219,6 +220,8 @@ class Intake:
         if kind in _URGENT and self._shown(kind, event):
             return
         cell, thread = self.cell, threading.get_ident()
+        if isinstance(event, events.BarrierFinished):
+            self.steps.worked_ns[event.step] = self._since_barrier(thread)
         self._notes.append((event, now, cell, thread))
         if len(self._notes) >= _MANY or (self.late and kind == "ExecuteFinished"):
             self.settle()
@@ -232,6 +235,7 @@ class Intake:
     def begin_cell(self, cell: Cell, now: int) -> None:
         """What happens from `now` on belongs to a cell."""
         self.settle()
+        self._since_barrier(threading.get_ident())
         self.cell = cell
         self.timeline.begin_cell(now)
         self.pulse.begin()
@@ -243,6 +247,11 @@ class Intake:
             self.settle()
             if cell is not None and cell.tally is not None and cell.tally.running:
                 self.late.append(cell.tally)
+
+    def _since_barrier(self, thread: int) -> int | None:
+        """Return how long this thread had the processor since this was asked; None for another one."""
+        before, self._worked = self._worked, (thread, time.thread_time_ns())
+        return self._worked[1] - before[1] if before[0] == thread else None
 
     def _shown(self, kind: str, event: Any) -> bool:
         if kind.endswith("Progress"):

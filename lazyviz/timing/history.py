@@ -329,6 +329,7 @@ class StepRow:
         barrier_ns: How long a barrier took that broke a step.
         repeats: Ops that ran twice because of a look.
         lowering_ns: Time in which the graph became StableHLO.
+        worked_ns: How long the cell's thread had the processor; None where that is not known.
         frames: What `torch.compile` compiled since the step before.
         code_breaks: Its graph breaks that calls ran into, each as often as one did.
     """
@@ -348,6 +349,7 @@ class StepRow:
     barrier_ns: int = 0
     repeats: tuple[events.Repeat, ...] = ()
     lowering_ns: int = 0
+    worked_ns: int | None = None
     frames: tuple[events.FrameCompiled, ...] = ()
     code_breaks: tuple[events.GraphBreakReached, ...] = ()
 
@@ -357,9 +359,11 @@ class StepLog:
 
     Attributes:
         takes: What takes an arrival, by kind of event.
+        worked_ns: How long the thread of a coming barrier had the processor, by the barrier's step.
     """
 
     def __init__(self) -> None:
+        self.worked_ns: dict[int, int | None] = {}
         self._rows: OrderedDict[int, StepRow] = OrderedDict()
         self._step_of_graph: dict[str, int] = {}
         self._open: int | None = None
@@ -403,13 +407,14 @@ class StepLog:
 
     def _barrier(self, came: Arrival) -> None:
         event: events.BarrierFinished = came.event
+        worked = self.worked_ns.pop(event.step, None)
         if not event.executed:
             return
         row = self._row(event.step if self._open is None else self._open, came.cell)
         self._open = None
         row.cause, row.nodes, row.tensor = event.cause, event.nodes, event.tensor
         row.site, row.caller = str(event.site or ""), str(event.caller or "")
-        row.cut, row.repeats = event.cut, event.repeats
+        row.cut, row.repeats, row.worked_ns = event.cut, event.repeats, worked
         row.barrier_ns = event.duration_ns if event.cut is not None else 0
         if self._frames or self._code_breaks:
             row.frames = tuple(self._frames[-_MAX_FRAMES:])

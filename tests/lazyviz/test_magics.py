@@ -13,6 +13,7 @@ from lazyrt.lowering.partitioning import Collective
 from lazyrt.observe import events
 from lazyviz.inspection import tables
 from lazyviz.shell import commands, magics
+from lazyviz.timing.history import StepRow
 from lazyviz.views import VIEWS
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
@@ -385,6 +386,37 @@ def test_step_shows_the_last_steps(lab):
     )
     assert "The host took" in told
     assert "What would help most: " in told
+
+
+@pytest.mark.lazy_only("it is about steps of one execution")
+def test_a_step_that_sleeps_is_not_told_to_record_faster(lab):
+    loop = (
+        "for _ in range(8): y = x + 1; time.sleep(0.01); y = y * 2; lazyrt.mark_step()"
+    )
+    run(lab, f"import time, lazyrt\n{loop}")
+    run(lab, loop)
+
+    told = " ".join(printed(lab, "%lazy step 8").split())
+
+    assert "to move " in told
+    assert "of the program's own time to another thread" in told
+
+
+def test_a_paragraph_names_the_kind_of_cause_that_came_most_often_and_no_first_graph():
+    reasons = ["another optimizer", *(f"rows are {k}, were {k + 1}" for k in (7, 6, 5))]
+    first, *again = (
+        StepRow(k, 1, cause="mark_step()", nodes=1, compile_ns=10**9, reason=reason)
+        for k, reason in enumerate(["the first graph of this process", *reasons])
+    )
+
+    assert tables.step_paragraph([first], []).endswith(
+        "What would help most: nothing: 1.0 s went into compiling the program's first graph, which "
+        "steps like it run again."
+    )
+    assert tables.step_paragraph([first, *again], []).endswith(
+        "What would help most: the same graph in each step, which saves 4.0 s of compiling. rows are "
+        "7, were 8 (3 times)"
+    )
 
 
 @pytest.mark.parametrize(
