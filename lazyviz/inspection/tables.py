@@ -271,14 +271,11 @@ def _waits(rows: Sequence[StepRow], spans: Sequence[Span]) -> Counter[str]:
 
 def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -> str:
     """Return the one change that would save most time, by what was measured."""
-    compiled = [row for row in rows if row.reason]
-    first = [row for row in compiled if row.reason.startswith(FIRST)]
-    again = [row for row in compiled if row not in first]
+    again = [row for row in rows if row.reason and not row.reason.startswith(FIRST)]
     broken = [row for row in rows if row.cut is not None]
     repeats = [repeat for row in rows for repeat in row.repeats]
     reads = [row for row in rows if row.cause.startswith("read")]
     saved = {
-        "first": sum(row.compile_ns + row.lowering_ns for row in first),
         "compile": sum(row.compile_ns + row.lowering_ns for row in again),
         "break": sum(row.barrier_ns for row in broken),
         "repeat": sum(repeat.duration_ns for repeat in repeats),
@@ -293,11 +290,6 @@ def _change(rows: Sequence[StepRow], waits: Mapping[str, int], device_ns: int) -
             "lines it works for."
         )
     time = text.duration(saved[most])
-    if most == "first":
-        return (
-            f"nothing: {time} went into compiling the program's first graph, which steps like it "
-            "run again."
-        )
     if most == "compile":
         kind = most_frequent(Counter(row.reason for row in again))
         return (

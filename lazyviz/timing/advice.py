@@ -100,9 +100,7 @@ class InputTime:
         if self.share < WORTH_IT:
             return ""
         said = f"Input-bound {text.share(self.share)}: the loop at {self.at} waits "
-        if (
-            not self.loads_at
-        ):  # batches that did not wait are not known, so none are counted
+        if not self.loads_at:  # a batch that was there is not seen, so none is counted
             more = self.period_ns / max(self.rest_ns, 1)
             return (
                 f"{said}for another thread or process. If these load all the time, as a DataLoader's "
@@ -120,10 +118,9 @@ class InputTime:
             f"{self.at_once} at once, so that the loop waits for none."
         )
         if self.prefetch or self.workers:
-            ahead = text.plural(self.prefetch, "batch", "batches") + " ahead"
-            if not self.prefetch:
-                ahead = text.plural(self.workers, "worker")
-            return f"{said} {ahead} do not help, since loading is slower. {workers}"
+            ahead = f"{text.plural(self.prefetch, 'batch', 'batches')} ahead"
+            have = ahead if self.prefetch else text.plural(self.workers, "worker")
+            return f"{said} {have} do not help, since loading is slower. {workers}"
         loader = f"lazyrt.DeviceLoader(loader, prefetch={self.depth})"
         about = f"about {text.duration(self.prefetched_ns)} instead of {text.duration(self.period_ns)}"
         if self.at_once == 1:
@@ -142,23 +139,21 @@ class _Waits:
     loads: list[float] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
 
-    def add(self, end: int, wait: float, load: float, line: str | None = None) -> None:
+    def add(self, end: int, wait: float, load: float, line: str) -> None:
         """Take in one batch."""
         self.ends.append(end)
         self.waits.append(wait)
         self.loads.append(load)
-        if line is not None:
-            self.lines[line] += 1
+        self.lines[line] += 1
 
     def input_time(self, at: str, busy: Busy) -> InputTime | None:
         """Return what they say of the loop at a line; None for too few."""
         batches = len(self.ends) - 1
         if batches < _FEWEST - 1 or self.ends[-1] <= self.ends[0]:
             return None
-        top = self.lines.most_common(1)
         return InputTime(
             at=at,
-            loads_at=top[0][0] if top else at,
+            loads_at=self.lines.most_common(1)[0][0],
             batches=batches,
             period_ns=(self.ends[-1] - self.ends[0]) / batches,
             waited_ns=statistics.fmean(self.waits[1:]),
@@ -191,9 +186,9 @@ def input_times(
     told: dict[str, _Waits] = defaultdict(_Waits)
     for event, now, its in noted:
         if isinstance(event, events.BatchLoaded) and its == thread:
-            waits = told[str(event.site or "an unknown line")]
-            waits.prefetch, waits.workers = event.prefetch, event.workers
-            waits.add(now, event.waited_ns, event.load_ns)
+            at = str(event.site or "an unknown line")
+            told[at].prefetch, told[at].workers = event.prefetch, event.workers
+            told[at].add(now, event.waited_ns, event.load_ns, at)
     found: dict[str, _Waits] = defaultdict(_Waits)
     for at, end, wait, line in _plain_waits(pauses):
         if at not in told:

@@ -708,11 +708,9 @@ def _around(gap: Gap, idle: Sequence[Idle]) -> Idle | None:
     """Return the stretch without work that most of a gap is in; stretches are in order."""
     first = bisect.bisect_right(idle, gap.start_ns, key=lambda each: each.end_ns)
     last = bisect.bisect_left(idle, gap.end_ns, key=lambda each: each.start_ns)
-
-    def shared(each: Idle) -> int:
-        return min(each.end_ns, gap.end_ns) - max(each.start_ns, gap.start_ns)
-
-    return max(idle[first:last], key=shared, default=None)
+    held = [(each.start_ns, each.end_ns) for each in idle[first:last]]
+    shared = [end - start for start, end in within(held, gap.start_ns, gap.end_ns)]
+    return idle[first + shared.index(max(shared))] if shared else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,10 +122,6 @@ class Profile(Displayed):
     # ---------------------------------------------------------------------- taking it
 
     @property
-    def waits(self) -> Sequence[Wait]:
-        """The lines that waited for the device."""
-
-    @property
     def is_running(self) -> bool:
         """Whether it is being taken."""
         return bool(self._open)
@@ -1029,27 +1025,22 @@ def _key(step: host.StepTime) -> tuple[str, int | None]:
 
 def _changes(before: Profile, after: Profile) -> Iterable[Change]:
     """Yield how long each line waited for each step, and what it cost the device."""
-    all_was, all_now = _for_each_step(before), _for_each_step(after)
-    for what, was in all_was.items():
-        now = all_now[what]
-        for at in was | now:
-            yield Change(what=what, at=at, before_ns=was[at], after_ns=now[at])
+    was, now = _for_each_step(before), _for_each_step(after)
+    for key in was | now:
+        what, at = key
+        yield Change(what=what, at=at, before_ns=was[key], after_ns=now[key])
 
 
-def _for_each_step(profile: Profile) -> dict[str, Counter[str]]:
+def _for_each_step(profile: Profile) -> Counter[tuple[str, str]]:
+    total: Counter[tuple[str, str]] = Counter()
+    for gap in profile.gaps:
+        total["waits", gap.at] += gap.duration_ns
+    for wait in profile.waits:
+        total["waits for the device", wait.at] += wait.duration_ns
+    for line in profile.lines:
+        total["device", line.at] += line.device_ns
     steps = max(len(profile.steps), 1)
-    spent = {
-        "waits": [(each.at, each.duration_ns) for each in profile.gaps],
-        "waits for the device": [(each.at, each.duration_ns) for each in profile.waits],
-        "device": [(each.at, each.device_ns) for each in profile.lines],
-    }
-    found = {}
-    for what, rows in spent.items():
-        total: Counter[str] = Counter()
-        for at, ns in rows:
-            total[at] += ns
-        found[what] = Counter({at: ns // steps for at, ns in total.items()})
-    return found
+    return Counter({key: ns // steps for key, ns in total.items()})
 
 
 def _percent(before: float, after: float) -> str:

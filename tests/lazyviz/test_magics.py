@@ -409,10 +409,7 @@ def test_a_paragraph_names_the_kind_of_cause_that_came_most_often_and_no_first_g
         for k, reason in enumerate(["the first graph of this process", *reasons])
     )
 
-    assert tables.step_paragraph([first], []).endswith(
-        "What would help most: nothing: 1.0 s went into compiling the program's first graph, which "
-        "steps like it run again."
-    )
+    assert "compiling" not in tables.step_paragraph([first], [])
     assert tables.step_paragraph([first, *again], []).endswith(
         "What would help most: the same graph in each step, which saves 4.0 s of compiling. rows are "
         "7, were 8 (3 times)"
