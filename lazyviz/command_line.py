@@ -81,7 +81,7 @@ def output_file(word: str) -> Path:
         why = "you may not write there. Name a file in a folder of yours"
     else:
         return path
-    raise argparse.ArgumentTypeError(f"{word!r} cannot be written: {why}.")
+    raise argparse.ArgumentTypeError(f"{word!r} cannot be written: {why}")
 
 
 def keep_inputs(

@@ -89,7 +89,7 @@ def _option(option: str, value: str) -> tuple[str, Any]:
         return "steps", whole_number(value)
     if option == "--seconds":
         return "seconds", _seconds(value)
-    if option == "--save" and value:
+    if option == "--save":
         return "save", output_file(value.strip("'\""))
     raise ValueError(f"{option!r} is no option")
 

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from lazyviz.command_line import __version__
+from lazyviz.command_line import __version__, path_of
 from lazyviz.doc import Doc, Drawn, Fold, Line, Note, Part, Points, Sentence, Table
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import count_words
@@ -79,7 +79,9 @@ class Profile(Displayed):
     def __init__(
         self, path: str | Path | None = None, *, thread: int | None = None
     ) -> None:
-        self.path = Path(path) if path is not None else None
+        self.path = None
+        if path is not None:
+            self.path = path_of(path, "profile()", ProfileError)
         self.start_ns = self.end_ns = 0
         self.dropped = 0
         self._thread = thread
@@ -416,7 +418,7 @@ class Profile(Displayed):
         Raises:
             ProfileError: The path cannot be written.
         """
-        target = Path(path).expanduser()
+        target = path_of(path, "save()", ProfileError).expanduser()
         try:
             target.write_text(json.dumps(self.to_dict()), "utf-8")
         except OSError as error:
@@ -433,7 +435,7 @@ class Profile(Displayed):
         Raises:
             ProfileError: It cannot be read, or is no such file.
         """
-        source = Path(path).expanduser()
+        source = path_of(path, "load()", ProfileError).expanduser()
         try:
             data = json.loads(source.read_text("utf-8"))
             found = cls()

@@ -244,6 +244,12 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
         Profile.load(tmp_path / "t.json")
 
 
+def test_what_is_no_path_is_refused_by_name(taken):
+    for refused in (lazyviz.profile, taken.save, Profile.load):
+        with pytest.raises(ProfileError, match=r"got 5, which is int and no path"):
+            refused(5)
+
+
 def test_a_folder_gets_the_devices_trace_and_the_profile(tmp_path):
     x = matrix()
     with lazyviz.profile(tmp_path / "run"):

@@ -108,7 +108,11 @@ def test_an_error_of_the_cell_ends_the_profile_and_is_raised(lab, capsys):
         ("--seconds x", "'x' is no number of seconds"),
         ("--seconds -1", "'-1' is no number of seconds"),
         ("--stp 3", "'--stp' is no option"),
-        ("--save no/t.json", "there is no folder"),
+        (
+            "--save no/t.json",
+            "or name a file in one that exists. %%lazy profile profiles",
+        ),
+        ("--save", "it is a folder. Name a file in it. %%lazy profile profiles"),
     ],
 )
 def test_what_cannot_be_profiled_is_said_before_the_cell_runs(lab, capsys, rest, why):
