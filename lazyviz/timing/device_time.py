@@ -13,6 +13,8 @@ Rules:
   with XLA on a CPU, see `_WEIGHTS`). A fusion that only moves data is shared by bytes.
 * The time of a backward op counts for the line whose forward op it differentiates, as `backward_ns`.
   What follows from gradients, and what only that needs, is the update.
+* A program from disk has the lines of the recording that compiled it. Where these are not all lines of
+  the graph, the time of an op is shared by the graph's ops of its name and scope, else of its name.
 """
 
 from __future__ import annotations
@@ -275,6 +277,12 @@ class Program:
                     if called not in seen and graph.ops[node] != "fusion":
                         stack.append(callee_graph(graph, called))
                     seen.add(called)
+        origins = (graph.origin(node).site for graph, node in self._found.values())
+        # Whether its lines are those of the graph, as far as is known.
+        self._is_named = all(
+            not site or site in self._parts or _is_ours(site.rpartition(":")[0])
+            for site in origins
+        )
         # A collective of several operands is one vertex for each, named by what reads it.
         self._split: dict[str, list[str]] = defaultdict(list)
         for element, whole in _ELEMENT.findall(text):
@@ -357,6 +365,8 @@ class Program:
         origin = graph.origin(node)
         label = f"{origin.scope}/{origin.op_name}" if origin.scope else origin.op_name
         keys = [(label, origin.site), (label, "")]
+        if not self._is_named:
+            keys = [(label, ""), ("", origin.op_name)]
         if graph.ops[node] == "convolution":
             taking_part = (graph.types[k] for k in (node, *graph.operands[node]))
             keys.insert(0, _convolution(map(shape_of, taking_part)))
@@ -372,7 +382,8 @@ class Program:
                     found[where] += share / len(parts)
             return found
         site = _SITE.match(origin.site)
-        if site is None or not origin.op_name or _is_ours(site[1]):
+        is_of_another = bool(self._origins) and not self._is_named
+        if site is None or not origin.op_name or _is_ours(site[1]) or is_of_another:
             return {}
         of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
         if self._parts.get(origin.site) == {"update"}:
@@ -450,7 +461,8 @@ def _by_label(
         of_any = label.replace(named.module, shared) if named.module else label
         at = ("", 0, None) if site is None else (site.file, site.line, site.cell)
         where = Place(*at, origin.path, node.op.name, part)  # type: ignore[arg-type]
-        for key in itertools.product({label, of_any}, {written, ""}):
+        name = node.op.name + _BACKWARD * (part == "backward")
+        for key in (*itertools.product({label, of_any}, {written, ""}), ("", name)):
             weights[key][where] += max(1, round(run_ns(node)))
         if "convolution" in node.op.name:
             results = [value for value in node.outputs if value is not None]

@@ -743,6 +743,32 @@ def test_a_graph_that_another_line_ran_before_costs_the_line_that_runs_it_now():
 
 
 @pytest.mark.lazy_only("is about executables of steps")
+def test_a_program_from_disk_whose_lines_have_moved_costs_lines_of_the_graph():
+    x = matrix()
+    with lazyviz.profile() as profile:
+        y = x @ x  # first product
+        with lazyrt.scope("a scope"):
+            y = (y @ x).tanh()  # in a scope
+        lazyrt.mark_step()
+    run = next(run for run in profile._device.runs if run.program is not None)
+    assert run.program is not None
+    nodes = lazyrt.compiled_graphs()[-1].graph.nodes
+    first, scoped = line_of("first product"), line_of("in a scope")
+    # Each stands where the other one stood, or nowhere.
+    moved = run.program.text.replace(f" line={first} ", f" line={2 * first - scoped} ")
+    moved = moved.replace(f" line={scoped} ", f" line={first} ")
+
+    def lines_of(text):
+        program = device_time.Program(text, nodes)
+        places = (program.shares(op).items() for op in run.times)
+        return {tuple(sorted(at.line for at, share in op if share)) for op in places}
+
+    assert lines_of(moved) - {(0,)} == {(first,), (scoped,)}
+    # Of a scope of another name each op is shared by those of its name.
+    renamed = lines_of(moved.replace("a scope", "another"))
+    assert renamed - {(0,)} == {(first,), (scoped,), (first, scoped)}
+
+
 def test_layers_that_share_a_program_have_their_own_time():
     torch.manual_seed(0)
     blocks = [
