@@ -61,6 +61,7 @@ _WARM_UP_STEPS = 10
 _SLOW_COMPILE_NS = 300e9
 _SLOW_EXECUTION_NS = 30e9
 _NUMBER = re.compile(r"(?P<line>cell \d+ line \d+|[\w./-]+:\d+)|\d[\d.,]*")
+_CLAUSE_END = re.compile(r"; (?=[^`]*(?:`[^`]*`[^`]*)*$)")  # not within a quoted line
 _FALLBACK = "aten::"
 _READ_OF_SCALAR = "aten::_local_scalar_dense"
 _FIX_COMPILE = (
@@ -351,7 +352,7 @@ def most_frequent(reasons: Mapping[str, int]) -> str | None:
     first: dict[str, str] = {}
     for reason, count in reasons.items():
         if reason and not reason.startswith(FIRST):
-            clause = reason.partition("; ")[0]
+            clause = _CLAUSE_END.split(reason, maxsplit=1)[0]
             cause = _NUMBER.sub(lambda found: found["line"] or "#", clause)
             counts[cause] = counts.get(cause, 0) + count
             first.setdefault(cause, clause)

@@ -174,6 +174,14 @@ def test_the_cause_that_is_named_is_the_most_frequent_whatever_numbers_it_has():
     )
 
 
+def test_a_line_that_is_quoted_in_a_cause_is_quoted_whole():
+    said = "input of `y = f(x); mark_step()` at a.py:3 is f32[{}], was f32[{}]; 3 ops depend on it"
+
+    assert cause_of(*(said.format(n, n + 1) for n in range(7, 15))) == (
+        "input of `y = f(x); mark_step()` at a.py:3 is f32[7], was f32[8] (8 times)"
+    )
+
+
 @pytest.mark.slow
 def test_of_22_graphs_the_most_frequent_cause_is_counted_whole(monkeypatch):
     monkeypatch.setattr(lazyrt.config, "compile_tier", "fast")
