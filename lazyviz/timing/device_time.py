@@ -277,12 +277,10 @@ class Program:
                     if called not in seen and graph.ops[node] != "fusion":
                         stack.append(callee_graph(graph, called))
                     seen.add(called)
-        origins = (graph.origin(node).site for graph, node in self._found.values())
-        # Whether its lines are those of the graph, as far as is known.
-        self._is_named = all(
-            not site or site in self._parts or _is_ours(site.rpartition(":")[0])
-            for site in origins
-        )
+        written = {graph.origin(node).site for graph, node in self._found.values()}
+        foreign = written - self._parts.keys() - {""}
+        # Whether its lines are those of the graph.
+        self._is_named = all(_is_ours(each.rpartition(":")[0]) for each in foreign)
         # A collective of several operands is one vertex for each, named by what reads it.
         self._split: dict[str, list[str]] = defaultdict(list)
         for element, whole in _ELEMENT.findall(text):
@@ -382,8 +380,9 @@ class Program:
                     found[where] += share / len(parts)
             return found
         site = _SITE.match(origin.site)
-        is_of_another = bool(self._origins) and not self._is_named
-        if site is None or not origin.op_name or _is_ours(site[1]) or is_of_another:
+        if site is None or not origin.op_name or _is_ours(site[1]):
+            return {}
+        if self._origins and not self._is_named:
             return {}
         of: Part = "backward" if origin.op_name.endswith(_BACKWARD) else "forward"
         if self._parts.get(origin.site) == {"update"}:

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections import deque
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.frontend import eager, record
@@ -271,7 +270,8 @@ class PauseWatch(Closing):
             return
         try:
             frame = sys._current_frames().get(self._thread)
-            is_waiting, frames = _waits_for_others(frame), outward(frame)
+            is_waiting = bool(frame and frame.f_code.co_filename in _WAITING)
+            frames = outward(frame)
             users = (_site_of_call(f) for f in frames if not is_library(f.f_code))
             lines = tuple(itertools.islice(users, _MAX_LINES))
             del frame, frames, users  # which refer to the program's frames
@@ -282,16 +282,7 @@ class PauseWatch(Closing):
 
 
 # Where Python code stands while its thread waits for another one or for another process.
-_WAITING = {each.__file__ for each in (connection, queue, subprocess, threading)}
-
-
-def _waits_for_others(frame: FrameType | None) -> bool:
-    """Return whether a thread whose innermost frame this is waits for another thread or process."""
-    while frame is not None and frame.f_code.co_filename == selectors.__file__:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename in _WAITING
-
-
+_WAITING = {each.__file__ for each in (queue, selectors, subprocess, threading)}
 # Python 3.11 calls a builtin from the instruction before CALL once it has run a few times. In code
 # that TorchDynamo has made, only CALL has the line.
 _PRECALL = dis.opmap.get("PRECALL")
