@@ -626,7 +626,8 @@ def _waited(host: HostTime, steps: Sequence[StepTime], until_ns: int) -> bool:
     """Return whether the program has waited for the device since the barrier before a moment."""
     ended = bisect.bisect_right(steps, until_ns, key=lambda step: step.end_ns)
     since = steps[ended - 1].end_ns if ended else 0
-    return any(each.phase == "execute" for each in host.between(since, until_ns))
+    meanwhile = host.between(since, until_ns)
+    return any(_CHUNKS[each.phase] == WAIT for each in meanwhile)
 
 
 def advice(chunk: str, at: str, step: StepTime | None) -> str:

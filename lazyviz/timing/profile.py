@@ -470,12 +470,8 @@ class Profile(Displayed):
             parts.append(self._line_table())
         if self.devices:
             rows = [
-                [
-                    row.device,
-                    row.runs,
-                    *map(text.duration, (row.busy_ns, row.behind_ns)),
-                ]
-                for row in self.devices
+                [r.device, r.runs, text.duration(r.busy_ns), text.duration(r.behind_ns)]
+                for r in self.devices
             ]
             parts.append(Table(["device", "runs", "time", "ends later by"], rows))
         parts += self._heat_map()
