@@ -63,22 +63,6 @@ def gelu(ctx: OpContext, x: Array, approximate: str = "none") -> Array:
     return lax.mul(lax.mul(scalar_like(x, 0.5), x), lax.add(scalar_like(x, 1), tanh))
 
 
-@lowers("aten.gelu_backward.default")
-def gelu_backward(
-    ctx: OpContext, grad: Array, x: Array, approximate: str = "none"
-) -> Array:
-    grad, x = ctx.cast(grad, x)
-    if approximate == "none":
-        density = lax.exp(lax.mul(scalar_like(x, -0.5), lax.mul(x, x)))
-        density = lax.mul(density, scalar_like(x, 1 / math.sqrt(2 * math.pi)))
-        return lax.mul(grad, lax.add(_normal_cdf(x), lax.mul(x, density)))
-    square = lax.mul(x, x)
-    inner = _TANH_SCALE * (x + _TANH_CUBE * x * square)
-    tanh = lax.tanh(inner)
-    slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * square)
-    return grad * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)
-
-
 @lowers("aten.silu.default")
 def silu(ctx: OpContext, x: Array) -> Array:
     (x,) = ctx.cast(x)
@@ -183,18 +167,6 @@ def mse_loss(ctx: OpContext, x: Array, target: Array, reduction: int = 1) -> Arr
     return _reduced(lax.mul(difference, difference), reduction)
 
 
-@lowers("aten.mse_loss_backward.default")
-def mse_loss_backward(
-    ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int
-) -> Array:
-    grad, x, target = ctx.cast(grad, x, target)
-    difference = lax.sub(*broadcast(x, target))
-    grad = expand(grad, difference.shape)
-    if reduction == _MEAN:
-        grad = lax.div(grad, scalar_like(grad, difference.size))
-    return lax.mul(lax.mul(scalar_like(difference, 2), difference), grad)
-
-
 @lowers("aten.binary_cross_entropy_with_logits.default")
 def bce_with_logits(
     ctx: OpContext,
@@ -283,38 +255,13 @@ def nll_loss_backward(
     return lax.select(hit, expand(spread, x.shape), zeros_like(x))
 
 
-def _multilabel_margins(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
-    """Return the loss, and which classes are targets: those before the first negative label."""
-    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
-    kept = jnp.cumprod(labels >= 0, axis=-1) > 0
-    places = jnp.where(kept, labels, 0)
-    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
-    is_target = jnp.any(hits, axis=1)
-    scores = jnp.take_along_axis(rows, places, axis=1)
-    margins = 1 - (scores[:, :, None] - rows[:, None, :])
-    counted = (margins > 0) & kept[:, :, None] & ~is_target[:, None, :]
-    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
-    return _reduced(losses, reduction), is_target
-
-
-@lowers("aten.multilabel_margin_loss_forward.default")
-def multilabel_margin_loss(
-    ctx: OpContext, x: Array, target: Array, reduction: int
-) -> tuple[Array, Array]:
-    (x,) = ctx.cast(x)
-    loss, is_target = _multilabel_margins(x, target, reduction)
-    marks = lax.convert_element_type(is_target, x.dtype)
-    return lax.reshape(loss, ctx.out.shape), lax.reshape(marks, target.shape)
-
-
 @lowers("aten.multilabel_margin_loss_backward.default")
 def multilabel_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int, *_: Any
 ) -> Array:
     grad, x = ctx.cast(grad, x)
-    loss, pull = jax.vjp(lambda v: _multilabel_margins(v, target, reduction)[0], x)
-    gradient: Array = pull(lax.reshape(grad, loss.shape))[0]
-    return gradient
+    name, marks = "multilabel_margin_loss_forward", ctx.args[4]
+    return ctx.pulled_back(grad, [x], [target, reduction], name, marks)[0]
 
 
 # ----------------------------------------------------------------- along a sequence

@@ -256,12 +256,7 @@ def cholesky_solve(ctx: OpContext, b: Array, a: Array, upper: bool = False) -> A
 
 @lowers("aten.cholesky_inverse.default")
 def cholesky_inverse(ctx: OpContext, a: Array, upper: bool = False) -> Array:
-    return cholesky_solve(ctx, _eye_like(a), a, upper)
-
-
-def _eye_like(a: Array) -> Array:
-    n = a.shape[-1]
-    return expand(jnp.eye(n, dtype=a.dtype), (*a.shape[:-2], n, n))
+    return cholesky_solve(ctx, _eye(a.shape, a.dtype), a, upper)
 
 
 def _lu(a: Array) -> tuple[Array, Array, Array]:
@@ -373,7 +368,9 @@ def solve_ex(
 @lowers("aten.linalg_inv_ex.default")
 def inv_ex(ctx: OpContext, a: Array, *_: Any) -> tuple[Array, Array]:
     packed, pivots, _permutation = _lu(a)
-    inverse = _lu_solve(packed, pivots, _eye_like(a), left=True, adjoint_a=False)
+    inverse = _lu_solve(
+        packed, pivots, _eye(a.shape, a.dtype), left=True, adjoint_a=False
+    )
     return inverse, _lu_info(packed)
 
 

@@ -14,7 +14,6 @@ from jax import lax
 
 from lazyrt.lowering.arrays import (
     Array,
-    broadcast,
     cast,
     expand,
     opmath_dtype,
@@ -275,12 +274,8 @@ def native_batch_norm_backward(
 def weight_norm_backward(
     ctx: OpContext, grad: Array, v: Array, g: Array, norms: Array, dim: int
 ) -> tuple[Array, Array]:
-    compute = opmath_dtype(to_torch_dtype(v.dtype))
-    grad, v, g, norms = (cast(x, compute) for x in (grad, v, g, norms))
-    dims = tuple(k for k in range(v.ndim) if k != dim % v.ndim)
-    along = lax.expand_dims(lax.reduce_sum(lax.mul(grad, v), dims), dims)
-    along = lax.reshape(along, norms.shape)
-    ratio = lax.div(g, norms)
-    shrink = lax.mul(ratio, lax.div(along, lax.mul(norms, norms)))
-    d_v = lax.sub(lax.mul(*broadcast(ratio, grad)), lax.mul(*broadcast(shrink, v)))
-    return d_v, lax.reshape(lax.div(along, norms), g.shape)
+    grad, v, g = ctx.cast(grad, v, g)
+    first, second = ctx.pulled_back(
+        grad, [v, g], [dim], "_weight_norm_interface", ctx.args[3]
+    )
+    return first, second

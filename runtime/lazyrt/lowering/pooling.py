@@ -373,7 +373,8 @@ for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
     *(f"aten.{kind}_pad{n}d_backward.default" for n in (1, 2, 3)
       for kind in ("replication", "reflection")),
     "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
-    "aten.multi_margin_loss_backward.default",
+    "aten.multi_margin_loss_backward.default", "aten.mse_loss_backward.default",
+    "aten.gelu_backward.default",
 )  # fmt: skip
 def _pulled_back(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
     grad, x = ctx.cast(grad, x)
