@@ -276,8 +276,8 @@ def _source_of(frame: FrameType, position: dis.Positions) -> str:
         return ""
     lines = [line.encode() for line in _lines(frame, first, last)]
     if lines[0][:start].endswith(b"."):  # a method on a line below its object
-        file = frame.f_code.co_filename
-        whole = _call_ending_at(tuple(linecache.getlines(file)), last, end)
+        tree = cache_miss.tree_of(frame.f_code.co_filename)
+        whole = "" if tree is None else _call_ending_at(tree, last, end)
         return " ".join(whole.split())
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][start:]
@@ -285,12 +285,8 @@ def _source_of(frame: FrameType, position: dis.Positions) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _call_ending_at(lines: tuple[str, ...], last: int, end: int) -> str:
+def _call_ending_at(tree: ast.Module, last: int, end: int) -> str:
     """Return the source of the longest call that ends there; empty if there is none."""
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return ""
     calls = [
         node
         for node in ast.walk(tree)

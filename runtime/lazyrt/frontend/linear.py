@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 import math
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import deferred_asserts
+from lazyrt.execution import cache_miss, deferred_asserts
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import guard, provenance, reads, record, scalars, value_checks
 from lazyrt.frontend.buffers import (
@@ -494,18 +493,15 @@ def would_catch() -> bool:
         is_users = not is_library(code)
         is_below = is_below and not is_users
         asked = is_users or (is_below and not is_own(code))
-        if asked and any(frame.f_lineno in part for part in _tried(code.co_filename)):
+        tree = cache_miss.tree_of(code.co_filename) if asked else None
+        if tree is not None and any(frame.f_lineno in part for part in _tried(tree)):
             return True
     return False
 
 
 @functools.lru_cache(maxsize=256)
-def _tried(file: str) -> list[range]:
+def _tried(tree: ast.Module) -> list[range]:
     """Return the lines of a file whose errors one of its `except` clauses catches."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return []
     return [
         range(node.lineno, node.handlers[0].lineno)
         for node in ast.walk(tree)
