@@ -244,7 +244,7 @@ def _keep_within_budget(written: int) -> None:
     if folder in _sizes:
         _sizes[folder] += written
     else:
-        _delete_parts(folder, time.time() - _ABANDONED_S)
+        _delete_abandoned(folder)
         _sizes[folder] = sum(file.nbytes for file in files())
     if _sizes[folder] <= budget:
         return
@@ -265,8 +265,9 @@ def _keep_within_budget(written: int) -> None:
         )
 
 
-def _delete_parts(folder: Path, before_s: float) -> None:
-    """Delete this user's half-written files that nobody has written to since a time."""
+def _delete_abandoned(folder: Path) -> None:
+    """Delete this user's half-written files that nobody writes to any more."""
+    before_s = time.time() - _ABANDONED_S
     for pattern in (f"*/{_PART}*", f"*/*/{_PART}*"):
         for path in folder.glob(pattern):
             with contextlib.suppress(OSError):
@@ -326,7 +327,7 @@ def clear() -> None:
         remove(file)
     if config.cache_dir is None:
         return
-    _delete_parts(config.cache_dir, time.time() - _ABANDONED_S)
+    _delete_abandoned(config.cache_dir)
     for name in (PACE, f"{LEARNED}*"):
         for path in config.cache_dir.glob(f"*/{name}"):
             with contextlib.suppress(OSError):

@@ -644,7 +644,8 @@ class Inspection(Readable):
     def _note(self, ran: list[Node], value: Value, start: int) -> None:
         """Count nodes that ran one by one as one peek."""
         pending.activity += 1
-        self._inputs.note_peek(ran, "", None, time.perf_counter_ns() - start)
+        if self.is_pending:
+            pending.note_peek(ran, "", None, time.perf_counter_ns() - start)
         tell(value, "op by op", len(ran), 0, start, None, "")
 
 

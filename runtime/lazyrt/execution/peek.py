@@ -115,7 +115,8 @@ def _compute(
         strategy = "op by op"
         found = _run_op_by_op(values, cone, step)
     pending.activity += 1
-    step.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
+    if step is pending:
+        pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
     tell(values[0], strategy, len(cone), reused, start, site, tensor)
     return found
 

@@ -18,12 +18,12 @@ from lazyrt.config import config
 from lazyrt.execution import compiler, process
 from lazyrt.execution.executor import pending_roots, plan_of, run_plan
 from lazyrt.execution.graph import Graph
+from lazyrt.execution.peek import tell
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import record
 from lazyrt.ir.fingerprint import canonicalise, rebuilt
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, nbytes_of
-from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,17 +136,7 @@ def run_ahead(value: Value, site: SourceLocation | None, tensor: str) -> None:
         with deferred_interrupt():
             _hand_over(cut, results)
         pending.activity += 1
-        events.emit(
-            events.TensorMaterialised(
-                node_id=value.node.id if value.node is not None else None,
-                strategy="reuse",
-                nodes=len(cut.cone),
-                reused=0,
-                duration_ns=time.perf_counter_ns() - start,
-                site=site,
-                tensor=tensor,
-            )
-        )
+        tell(value, "reuse", len(cut.cone), 0, start, site, tensor)
 
 
 def _cut_at(value: Value) -> _Cut:

@@ -212,15 +212,6 @@ class StepInputs:
         self.memo: dict[Value, Any] = {}
         self.memo_bytes = 0
 
-    def note_peek(
-        self,
-        cone: list[Node],
-        tensor: str,
-        site: SourceLocation | None,
-        duration_ns: int,
-    ) -> None:
-        """Remember which nodes a peek has run; no barrier runs those of a finished step."""
-
 
 class PendingStep(StepInputs):
     """What was recorded since the last barrier.
@@ -248,9 +239,14 @@ class PendingStep(StepInputs):
     inputs: list[Any]
 
     def __init__(self) -> None:
-        super().__init__()
         self.buffers: dict[Buffer, None] = {}
         self.parked: dict[Buffer, Value | None] = {}
+        self.eager = False
+        self.activity = 0
+        self._begin(0)
+
+    def _begin(self, number: int) -> None:
+        super().__init__(number)
         self.sources: dict[int, tuple[Any, int]] = {}
         self.owners: dict[int, weakref.ref[Buffer]] = {}
         self.transient: list[Buffer] = []
@@ -261,8 +257,6 @@ class PendingStep(StepInputs):
         self.writes = 0
         self.may_repeat = False
         self.merged: tuple[Value | None, ...] = ()
-        self.eager = False
-        self.activity = 0
 
     def live(self) -> list[Buffer]:
         """Return the buffers that something besides this step references."""
@@ -315,23 +309,9 @@ class PendingStep(StepInputs):
     def clear(self) -> None:
         """Forget the step; buffers keep whatever value and data they were given."""
         self.activity += len(self.buffers) + len(self.parked) + self.writes + 1
-        self.writes = 0
         self.buffers.clear()
         self.parked.clear()
-        self.inputs = []
-        self.sources = {}
-        self.owners = {}
-        self.floats = []
-        self.ints = []
-        self.rng = []
-        self.transient = []
-        self.last_collective = -1
-        self.memo = {}
-        self.memo_bytes = 0
-        self.runs = {}
-        self.may_repeat = False
-        self.merged = ()
-        self.forget_peeks()
+        self._begin(self.number)
         _leave_place()
 
     def note_peek(
