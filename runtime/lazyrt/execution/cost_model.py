@@ -38,7 +38,6 @@ from lazygraph.types import (
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.execution import cache, compiler, completion, preview, process
-from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.node import Node, Value, iter_values, walk
 
 if TYPE_CHECKING:
@@ -493,11 +492,6 @@ def _forecast(parts: list[Part]) -> int | None:
     if new > _NOTICED * sum(part.guess_ns for part in parts):
         return None
     return expected(parts).ns
-
-
-def place_of_slice(values: Sequence[Value]) -> Place:
-    """Return where the executable of a cone is."""
-    return compiler.place_of_peek(canonicalise(values))
 
 
 def runs(cone: Sequence[Node]) -> list[Part]:

@@ -154,7 +154,8 @@ def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
     plan = _slices.get((value,))
     if not _is_slice(plan, cone, reused=reused):
         return op_forecast(cone)
-    place = "memory" if plan is not None else cost_model.place_of_slice((value,))
+    made = plan is not None
+    place = "memory" if made else compiler.place_of_peek(canonicalise((value,)))
     return Forecast(
         cost_model.slice_compile(cone, place),
         cost_model.slice_runs(cone),
