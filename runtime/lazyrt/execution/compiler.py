@@ -161,7 +161,9 @@ def executable_of(key: str) -> Any:
         for known in reversed(_executables):
             found = _executables[known]
             is_whole = not isinstance(found, linked.LinkedExecutable)
-            if is_whole and known.startswith(key) and _is_of_step(known):
+            if not is_whole or not known.startswith(key):
+                continue
+            if _facts[known].holds.startswith("step graph "):
                 return found
     return None
 
@@ -174,10 +176,6 @@ def executables_of(fingerprint: str) -> tuple[Any, ...]:
             for key, executable in _executables.items()
             if key.startswith(fingerprint)
         )
-
-
-def _is_of_step(key: str) -> bool:
-    return _facts[key].holds.startswith("step graph ")
 
 
 def graph_key(graph: Canonical, donated: Iterable[int], *, fast: bool) -> str:

@@ -260,7 +260,9 @@ def has_large_inputs(args: Sequence[Any]) -> bool:
     for arg in args:
         if arg.__class__ is tuple:
             # A list has tensors or numbers.
-            if arg and (arg[0].__class__ is Value or _is_data(arg[0])):
+            first = arg[0] if arg else None
+            is_data = first.__class__ is Leaf and first.kind == "data"
+            if first.__class__ is Value or is_data:
                 continue
             if has_large_inputs(arg):
                 return True
@@ -269,10 +271,6 @@ def has_large_inputs(args: Sequence[Any]) -> bool:
             if math.isfinite(number) and number > _LEAST_MAXIMUM:
                 return True
     return False
-
-
-def _is_data(arg: object) -> bool:
-    return arg.__class__ is Leaf and arg.kind == "data"
 
 
 def check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:

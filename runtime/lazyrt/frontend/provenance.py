@@ -58,11 +58,6 @@ class Original:
 _lines: dict[str, dict[int, Original]] = {}
 
 
-def is_generated(filename: str) -> bool:
-    """Return whether a file name is that of code whose lines were noted."""
-    return filename in _lines
-
-
 def original(frame: FrameType) -> Original | None:
     """Return what the line of generated code that a frame is at stands for."""
     lines = _lines.get(frame.f_code.co_filename)
@@ -424,7 +419,7 @@ def _learn(code: CodeType) -> _Code | _Skipped | weakref.ref[CodeType]:
     number = id(code)
     reference = weakref.ref(code, functools.partial(_codes.pop, number))
     known: _Code | _Skipped | weakref.ref[CodeType] = reference
-    if is_generated(code.co_filename):
+    if code.co_filename in _lines:
         known = _Skipped(reference, "generated")
     elif code.co_name in _MARKED and is_of_torch(code.co_filename):
         known = _Skipped(reference, _MARKED[code.co_name])

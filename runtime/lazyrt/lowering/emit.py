@@ -95,7 +95,8 @@ def emit_text(
     )
     for position, (number, node) in enumerate(sequence):
         mark = f" #{number}" if numbered else ""
-        place = _location(graph.nodes[number], mark)
+        shown = graph.nodes[number]
+        place = _located(label_of(shown) + mark, shown)
         sharding = stated(node) if partitioned else None
         if sharding is not None:
             (operand,) = node.operands
@@ -348,10 +349,6 @@ def _call(node: Node, result: str, names: dict[Any, str], place: str) -> list[st
         f"({', '.join(ins)}) -> ({outs}) {place}"
     )
     return lines
-
-
-def _location(node: Node, mark: str) -> str:
-    return _located(label_of(node) + mark, node)
 
 
 def _located(label: str, node: Node | None) -> str:

@@ -180,16 +180,12 @@ def _split_at(x: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
     ]
 
 
-def _sizes_along(ctx: OpContext, dim: int) -> list[int]:
-    return [out.shape[dim] for out in ctx.outs if out is not None]
-
-
 @lowers("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split_copy.Tensor",
         "aten.split_with_sizes_copy.default", "aten.unsafe_split.Tensor",
         "aten.unsafe_split_with_sizes.default")  # fmt: skip
 def split(ctx: OpContext, x: Array, size: Any, dim: int = 0) -> list[Array]:
     d = axis(dim, x.ndim)
-    return _split_at(x, d, _sizes_along(ctx, d))
+    return _split_at(x, d, [out.shape[d] for out in ctx.outs if out is not None])
 
 
 @lowers("aten.unbind.int", "aten.unbind_copy.int")
