@@ -109,14 +109,18 @@ def _coded(escaped: str) -> str:
     return _CODE.sub(r"<code>\1</code>", escaped)
 
 
+# Of "AdamW: `exp_avg` of 2 parameters" the class is no subject.
+_SUBJECT_END = re.compile(r": (?!`\w+` of )")
+
+
 def sentences(lines: Sequence[str]) -> str:
     """Return some sentences as a list; what each is about, up to its colon, stands out."""
-    parts = (line.partition(": ") for line in lines)
+    parts = (_SUBJECT_END.split(line, 1) for line in lines)
     items = "".join(
-        f"<li><b>{prose(head)}:</b> {prose(rest)}</li>"
-        if colon
+        f"<li><b>{prose(head)}:</b> {prose(rest[0])}</li>"
+        if rest
         else f"<li>{prose(head)}</li>"
-        for head, colon, rest in parts
+        for head, *rest in parts
     )
     style = (
         f"{FONT};margin:4px 0;padding-left:20px;max-width:100em;overflow-wrap:anywhere"

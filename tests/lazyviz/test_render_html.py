@@ -263,3 +263,15 @@ def test_in_a_browser_the_pictures_of_a_page_are_shown(browser_path, tmp_path):
         browser.close()
 
     assert shown == [True] * 3
+
+
+def test_the_class_of_an_optimizer_is_not_what_a_sentence_is_about():
+    shown = html.sentences(
+        [
+            "inputs AdamW: `exp_avg` of 2 parameters are gone",
+            "code path changed: `aten.relu` is new",
+        ]
+    )
+
+    assert "<b>inputs" not in shown
+    assert "<b>code path changed:</b>" in shown
