@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import replace
@@ -9,7 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.diff import group_hunks, nested_diffs, operations
 from lazygraph.explain.hlo_causes import state_of
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.trace import TUPLES
@@ -19,7 +20,7 @@ from lazyviz.draw.model import MARKS, Box, DrawGraph, clip, path_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lazygraph.diff import GraphDiff, Hunk, HunkGroup
+    from lazygraph.diff import GraphDiff, Hunk, HunkGroup, Operation
     from lazygraph.graph import Graph, Label
     from lazyviz.draw.model import Change
 
@@ -63,10 +64,13 @@ def changed_attributes(before: str, after: str) -> str:
         'differs within body'
         >>> changed_attributes("True, [True", "False, [True")
         'True → False'
+        >>> changed_attributes("calls=#0123456789abcdef, kind=kLoop", "calls=#fedcba9876543210, kind=kInput")
+        'differs within calls'
     """
     old, new = Counter(before.split(", ")), Counter(after.split(", "))
     gone, came = [*(old - new).elements()], [*(new - old).elements()]
-    called = [CALLED.fullmatch(part) for part in (*gone, *came)]
+    parts = [part for part in (*gone, *came) if not part.startswith("kind=")]
+    called = [CALLED.fullmatch(part) for part in parts]
     if called and all(called):
         return "differs within " + ", ".join(dict.fromkeys(c[1] for c in called if c))
     return f"{', '.join(gone) or 'none'} → {', '.join(came) or 'none'}"
@@ -77,7 +81,8 @@ def _ratios(before: str, after: str) -> set[float]:
     old, new = (list(map(int, _SIZE.findall(each))) for each in (before, after))
     if len(old) != len(new) or not all(old):
         return set()
-    return {b / a for a, b in zip(old, new, strict=True)} | {prod(new) / prod(old)}
+    found = {b / a for a, b in zip(old, new, strict=True)} | {prod(new) / prod(old)}
+    return found | {1 / each for each in found if each}  # a mean divides by a size
 
 
 def _only_resized(before: Label, after: Label, ratios: set[float]) -> bool:
@@ -198,8 +203,17 @@ class Union:
 
     @cached_property
     def places(self) -> list[HunkGroup]:
-        """The kinds of place in which the programs differ."""
-        return group_hunks(self.found.hunks())
+        """The kinds of place in which the programs differ, those in which it begins first.
+
+        Changed inputs come before other ops, these before inputs that came or went.
+        """
+        return sorted(group_hunks(self.found.hunks()), key=self._rank)
+
+    def _rank(self, group: HunkGroup) -> int:
+        causes = self.causes.intersection(self._spots(group.exemplar))
+        if any(self._is_input(spot, "changed") for spot in causes):
+            return 0
+        return 1 + all(self.side(side).ops[node] == PARAMETER for side, node in causes)
 
     @cached_property
     def changes(self) -> dict[Spot, Change]:
@@ -214,13 +228,32 @@ class Union:
     def causes(self) -> frozenset[Spot]:
         """The changed nodes that changed by themselves: what follows from others is not among them.
 
-        What one side alone has, and another op, begin a change. Any other node follows from what
+        What one side alone does, and another op, begin a change. Any other node follows from what
         it reads, if that changed and its own sizes are all that is new about it.
         """
-        changes = self.changes
-        ratios: set[float] = {1.0}
+        begun = self._begun
+        # How many numbers an input packs is no cause beside the operations that read them.
+        resized = {("b", y) for _, y in self.found.resized_inputs}
+        packed = {spot for spot in begun if self._is_input(spot, "changed")} - resized
+        return begun - packed or begun
+
+    def _is_input(self, spot: Spot, what: Change) -> bool:
+        """Return whether a node is an input to which so much happened."""
+        side, node = spot
+        return self.changes[spot] == what and self.side(side).ops[node] == PARAMETER
+
+    @cached_property
+    def _begun(self) -> frozenset[Spot]:
+        changes, found = self.changes, self.found
+        redone = {
+            (side, node)
+            for side, nodes in zip("ab", found.redone, strict=True)
+            for node in nodes
+        }
+        inputs = ((found.a.types[x], found.b.types[y]) for x, y in found.resized_inputs)
+        ratios = {1.0}.union(*itertools.starmap(_ratios, inputs))
         begun: set[Spot] = set()
-        for spot in sorted(changes, key=self._height):
+        for spot in sorted(changes.keys() - redone, key=self._height):
             what = changes[spot]
             reads_changed = any(start in changes for start, _ in self._incoming(spot))
             if what == "changed":
@@ -235,7 +268,24 @@ class Union:
                 is_own = what != "rewired" or not reads_changed
             if is_own:
                 begun.add(spot)
+        if found.begun is not None:
+            begun = set(filter(self._does_what_begins, begun)) or begun
         return frozenset(begun)
+
+    def _does_what_begins(self, spot: Spot) -> bool:
+        """Return whether a node does one of the operations with which a known difference begins."""
+        sides = (side for side in self.sides(spot) if side is not None)
+        return not all(self.found.is_alike(side.graph, side.node) for side in sides)
+
+    def operations(self) -> frozenset[Operation]:
+        """Return with which of the framework's operations the programs begin to differ."""
+        found: set[Operation] = set()
+        for spot in self.causes:
+            for side in self.sides(spot):
+                found |= (
+                    operations(side.graph, side.node) if side is not None else set()
+                )
+        return frozenset(found)
 
     def _follows_within(self, spot: Spot) -> bool:
         """Return whether all that is new about a pair follows, in what it calls, from its inputs."""
@@ -299,17 +349,17 @@ class Union:
         units: set[_Unit] = set()
         first: set[Spot] = set()  # on which a view opens: inputs, else the first place
         room = max(4, budget // 3)
-        changed = (spot for spot in self.causes if self.changes[spot] == "changed")
-        inputs = {s for s in changed if self.side(s[0]).ops[s[1]] == PARAMETER}
-        # They are always in the picture.
-        places = [(inputs.isdisjoint(self._spots(p.exemplar)), p) for p in self.places]
-        for _, group in sorted(places, key=lambda place: place[0]):
+        inputs = {spot for spot in self.causes if self._is_input(spot, "changed")}
+        for group in self.places:
             spots = self._connected(group.exemplar, len(self.changes))
             rest = [spot for spot in spots if spot not in self.causes]
             follow |= dict.fromkeys(rest[:room])
             begun = [spot for spot in spots if spot in self.causes]
+            begun.sort(key=lambda spot: spot not in inputs)
             own = set([*dict.fromkeys(map(self._unit, begun))][:room])
-            if not own or (units and len(units | own) > budget):
+            if units and len(units | own) > budget:  # inputs always have room
+                own &= set(map(self._unit, inputs))
+            if not own:
                 continue
             units |= own
             begun = [spot for spot in begun if self._unit(spot) in own]

@@ -253,7 +253,9 @@ class Pair(protocol.Subject[Union]):
             for graph, ir in zip(graphs, self._graphs, strict=True):
                 graph.name, graph.optimizer = ir.name, ir.optimizer
         found = graph_diff(*graphs)
-        found.causes = self._causes if form == "ir" else ()
+        found.causes = self._causes
+        if form != "ir" and self.program("ir").causes:
+            found.begun = self.program("ir").operations()
         return Union(found)
 
 

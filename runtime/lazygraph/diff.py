@@ -24,9 +24,17 @@ from lazygraph.read.open import graph_of
 from lazygraph.read.stablehlo import MlirModule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Container,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
     from lazygraph.graph import DeadNode, Origin
+    from lazygraph.read.hlo_module import Computation
 
 
 _SHOWN_SCOPES = 3
@@ -309,8 +317,11 @@ class GraphDiff:
         a, b: The graphs.
         partner_a: For each node of a its partner in b, -1 if it was removed.
         partner_b: For each node of b its partner in a, -1 if it was added.
+        uneven: The ops of b on lists that do the same as their partners, to more or fewer entries.
         reordered: How many ops on lists have the entries in another order, which is no difference.
         causes: Why they differ, where a caller knows more of it than the graphs say.
+        begun: With which of the framework's operations they begin to differ, where that is known of
+            what they were lowered from; None where it is not.
     """
 
     a: Graph
@@ -319,8 +330,10 @@ class GraphDiff:
     partner_b: list[int]
     # The only pairs that may be rewired; None where that is not known.
     _suspects: list[tuple[int, int]] | None = None
+    uneven: Collection[int] = ()
     reordered: int = 0
     causes: Sequence[str] = ()
+    begun: frozenset[Operation] | None = None
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -359,6 +372,12 @@ class GraphDiff:
         for x, y in self.pairs if self._suspects is None else self._suspects:
             row_a, row_b = operands_a[x], operands_b[y]
             if tuple(map(partner_of, row_a)) == row_b:
+                continue
+            if y in self.uneven:
+                old = list(map(partner_of, row_a))
+                long, short = (old, row_b) if len(old) > len(row_b) else (row_b, old)
+                slots = (k for k, each in enumerate(long) if each not in {*short})
+                found += [Rewire(x, y, slot) for slot in slots]
                 continue
             for slot in range(max(len(row_a), len(row_b))):
                 shared = slot < len(row_a) and slot < len(row_b)
@@ -399,6 +418,86 @@ class GraphDiff:
     def regrouped(self) -> Regrouped:
         """Pairs whose groups do not correspond; they cost nothing."""
         return _regrouped(self)
+
+    @cached_property
+    def redone(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Nodes of a and of b without a partner, or with another op, that do what both programs do.
+
+        Such operations are compiled in another way, or have longer lists, which follows from what
+        else differs. There are none where nothing else does.
+        """
+        nodes_a, nodes_b = self._replaced
+        a = frozenset(node for node in nodes_a if self.is_alike(self.a, node))
+        b = frozenset(node for node in nodes_b if self.is_alike(self.b, node))
+        is_cause_left = self.resized_inputs or nodes_a - a or nodes_b - b
+        return (a, b) if is_cause_left else (frozenset(), frozenset())
+
+    @cached_property
+    def _replaced(self) -> tuple[set[int], set[int]]:
+        """Nodes of a and of b without a partner, or with one that does something else."""
+        a, b = self.a.ops, self.b.ops
+        others = [(x, y) for x, y in self.changed if a[x] != b[y] or y in self.uneven]
+        return (
+            {*self.removed, *(x for x, _ in others)},
+            {*self.added, *(y for _, y in others)},
+        )
+
+    def is_alike(self, graph: Graph, node: int) -> bool:
+        """Return whether both programs do alike what a node of one does, with what it calls."""
+        if graph.ops[node] in lists.GETTERS:
+            node = graph.operands[node][0]
+        if graph.ops[node] == PARAMETER and self.begun is None:
+            return False
+        if (node if graph is self.b else self.partner_a[node]) in self.uneven:
+            return True
+        done = operations(graph, node)
+        if graph.ops[node] == PARAMETER and not done:
+            return False
+        if self._lone is not None:
+            return done.isdisjoint(self._lone)
+        return done <= self._as_often
+
+    @cached_property
+    def _lone(self) -> frozenset[Operation] | None:
+        """Operations that one program does alone, as far as that is known.
+
+        In compiled ones how many instructions do an operation is the compiler's choice.
+        """
+        if self.begun is not None:
+            return self.begun
+        if not (is_compiled(self.a) and is_compiled(self.b)):
+            return None
+        a, b = _operations_of_module(self.a), _operations_of_module(self.b)
+        return frozenset(a ^ b) if a and b else None
+
+    @cached_property
+    def _as_often(self) -> set[Operation]:
+        """Operations that equally many nodes do on both sides, of those without a partner."""
+        a, b = (
+            Counter(
+                each
+                for node in nodes
+                if graph.ops[node] not in lists.GETTERS
+                for each in operations(graph, node)
+            )
+            for graph, nodes in zip((self.a, self.b), self._replaced, strict=True)
+        )
+        return {each for each in a if each[1] and a[each] == b[each]}
+
+    @cached_property
+    def resized_inputs(self) -> list[tuple[int, int]]:
+        """Pairs of inputs with other types, from which sizes and slices follow.
+
+        How many numbers one packs follows from the operations that read them.
+        """
+        a, b = self.a, self.b
+        return [
+            (x, y)
+            for x, y in self.changed
+            if a.ops[x] == PARAMETER == b.ops[y]
+            and a.types[x] != b.types[y]
+            and not lists.is_packed(b, y, called_graphs)
+        ]
 
     @property
     def dead(self) -> tuple[Sequence[DeadNode], Sequence[DeadNode]]:
@@ -448,20 +547,23 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     Raises:
         HloError: One of them holds no graph.
     """
-    a, b = (lists.without_positions(graph_of(each), _called) for each in (a, b))
+    a, b = (lists.without_positions(graph_of(each), called_graphs) for each in (a, b))
     found = _matched(a, b)
     pairs = [*found.changed, *((each.a, each.b) for each in found.rewired)]
     ours = (*found.removed, *(x for x, _ in pairs))
     others = (*found.added, *(y for _, y in pairs))
-    if lists.work(a, ours, _called) & lists.work(b, others, _called):
-        orders = lists.orders(a, b, _called, lambda a, b: _matched(a, b).partner_b)
+    if lists.work(a, ours, called_graphs) & lists.work(b, others, called_graphs):
+        split = _matched(*(lists.split(each, called_graphs) for each in (a, b)))
+        orders = lists.orders(a, b, called_graphs, split.partner_b)
         aligned = _matched(a, _with_lists_as(b, orders))
         aligned.reordered = sum(x.places != sorted(x.places) for x in orders.values())
-        return aligned if aligned.cost < found.cost else found
+        shorter = _with_other_lengths(a, b, split)
+        return min(found, aligned, shorter, key=attrgetter("cost"))
     return found
 
 
-def _called(graph: Graph, node: int) -> list[Graph]:
+def called_graphs(graph: Graph, node: int) -> list[Graph]:
+    """Return the graphs that a node calls."""
     return [callee_graph(graph, name) for _, name in callees(graph, node)]
 
 
@@ -477,6 +579,28 @@ def _with_lists_as(b: Graph, orders: dict[int, lists.Order]) -> Graph:
             picked = b.label(nodes[k])._replace(attrs=f"index={place}")
             new[nodes[k]] = picked, b.operands[nodes[k]]
     return b.relabelled(new)
+
+
+def _with_other_lengths(a: Graph, b: Graph, split: GraphDiff) -> GraphDiff:
+    """Return a difference in which ops on lists of other lengths are pairs, and so are their entries.
+
+    `split` is that of the graphs with each entry as an op of its own.
+    """
+    partner_a, partner_b = [*split.partner_a], [*split.partner_b]
+    new: dict[int, tuple[Label, tuple[int, ...]]] = {}
+    pairs = lists.shorter(a, b, called_graphs, split.partner_b)
+    for whole, (of, places) in pairs.items():
+        for one, other, node in (
+            (partner_a, partner_b, of),
+            (partner_b, partner_a, whole),
+        ):
+            if one[node] >= 0:
+                other[one[node]] = -1
+        partner_a[of], partner_b[whole] = whole, of
+        for k, node in lists.results(b)[whole].items():
+            label = b.label(node)._replace(attrs=f"index={places[k]}")
+            new[node] = label, b.operands[node]
+    return GraphDiff(a, b.relabelled(new), partner_a, partner_b, None, pairs.keys())
 
 
 def _matched(a: Graph, b: Graph) -> GraphDiff:
@@ -546,6 +670,56 @@ def callee_graph(graph: Graph, name: str) -> Graph:
     return found.with_sites_of(graph)
 
 
+Operation = tuple[str, str, str]
+"""An operation of a framework: its module, its name, its line."""
+
+_BACKWARD = " (backward)"
+
+
+def _operations_of_module(graph: Graph) -> set[Operation]:
+    """Return which of the framework's operations all of a module does."""
+    computations = graph.source.computations.values()
+    inside = (raw for each in computations for raw in _told(each))
+    found = {_operation(graph.origin_of(raw)) for raw in inside}
+    return {each for each in found if each[1]}
+
+
+def operations(graph: Graph, node: int) -> set[Operation]:
+    """Return which of the framework's operations a node does, with what it calls; an input its name."""
+    if graph.ops[node] == PARAMETER:
+        name = graph.holders.get(node) or graph.origin(node).op_name
+        return {(PARAMETER, name, "")} if name else set()
+    source = graph.source
+    op = graph.ops[node] if source is None else ""
+    found = {_operation(graph.origin(node), op)}
+    names = [name for _, name in callees(graph, node)]
+    for name in names if isinstance(source, HloModule) else ():
+        computation = source.computations[name]
+        found |= {_operation(graph.origin_of(raw)) for raw in _told(computation)}
+        inner = (computation.table[form] for form in {*computation.forms})
+        further = {each for form in inner for _, each in called(form, source)}
+        names += sorted(further - {*names})
+    return found
+
+
+def _told(computation: Computation) -> Iterator[str]:
+    """Yield the metadata of what a computation computes."""
+    for raw, form in zip(computation.metadata, computation.forms, strict=True):
+        if computation.table[form].op != PARAMETER:
+            yield raw
+
+
+def _operation(origin: Origin, op: str = "") -> Operation:
+    scope = origin.scope.removesuffix(_BACKWARD.strip()).strip()
+    return scope, (origin.op_name or op).removesuffix(_BACKWARD), origin.site
+
+
+def is_compiled(graph: Graph) -> bool:
+    """Return whether a program is what XLA has made of one, in the order of execution."""
+    source = graph.source
+    return isinstance(source, HloModule) and "is_scheduled=true" in source.header
+
+
 def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]]:
     """Return the differences within what a pair calls, with the names of the callees."""
     callees_b = _nth(callees(found.b, b))
@@ -558,6 +732,7 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
         inner = diff(inner_a, inner_b)
         if inner.is_empty:  # what differs is which input or result is which
             inner = diff(_numbered(inner_a), _numbered(inner_b))
+        inner.begun = found.begun
         if not inner.is_empty:
             diffs.append((f"{key}: %{name} → %{other}", inner))
     return diffs

@@ -293,7 +293,10 @@ class Graph:
 
     def origin(self, node: int) -> Origin:
         """Return where a node came from."""
-        raw = self._origins[node]
+        return self.origin_of(self._origins[node])
+
+    def origin_of(self, raw: Any) -> Origin:
+        """Return what its source says of where a node, also one that it calls, came from."""
         if self._read_hints is not None:  # what it came with may take long to hash
             return self._read_origin(raw)
         found = self._known_origins.get(raw)

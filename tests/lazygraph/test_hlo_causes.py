@@ -329,3 +329,68 @@ def test_another_result_that_both_compute_is_told():
         "input `%i` s32[] is gone",
         "code path changed: 1 op is gone (subtract), first %d at train.py:8 in enc",
     ]
+
+
+COMPILED = """\
+HloModule m, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }
+
+%fused (p: f32[8]) -> f32[8] {
+  %p = f32[8] parameter(0)
+  %t = f32[8] tanh(%p), metadata={op_name="enc/tanh" source_file="m.py" source_line=3}
+  ROOT %n = f32[8] negate(%t), metadata={op_name="head/neg" source_file="m.py" source_line=4}
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0), metadata={op_name="x"}
+  ROOT %f = f32[8] fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="head/neg" source_file="m.py" source_line=4}
+}
+"""
+APART = """\
+HloModule m, is_scheduled=true
+
+ENTRY %main (x: f32[6]) -> f32[6] {
+  %x = f32[6] parameter(0), metadata={op_name="x"}
+  %t = f32[6] tanh(%x), metadata={op_name="enc/tanh" source_file="m.py" source_line=3}
+  ROOT %n = f32[6] negate(%t), metadata={op_name="head/neg" source_file="m.py" source_line=4}
+}
+"""
+
+
+def test_what_a_compiler_puts_together_otherwise_is_no_other_code_path():
+    found = diff(parse(APART), parse(COMPILED.replace("input_output_alias", "x")))
+
+    assert sentences(found) == [
+        "input `x` is f32[8], was f32[6]; 1 op depends on it",
+        "compiled otherwise: 2 instructions are gone and 1 instruction is new for what both programs do",
+    ]
+    other = COMPILED.replace("tanh", "sine").replace("input_output_alias", "x")
+    said = sentences(diff(parse(APART), parse(other)))
+    assert any(each.startswith("code path changed:") for each in said)
+
+
+def test_only_inputs_of_the_whole_program_are_donated():
+    other = COMPILED.replace("tanh", "sine").replace("may-alias", "may-alias), (9, {}")
+    said = sentences(diff(parse(COMPILED.replace("alias={", "x={")), parse(other)))
+
+    assert [each for each in said if "donation" in each] == [
+        "input x now gives up its memory to a result (donation)"
+    ]
+
+
+def test_an_input_that_is_reshaped_alone_packs_no_numbers():
+    a = """\
+HloModule m
+
+%flat (p: f32[4,2]) -> f32[8] {
+  %p = f32[4,2] parameter(0)
+  ROOT %r = f32[8] reshape(%p)
+}
+
+ENTRY %main (x: f32[4,2]) -> f32[8] {
+  %x = f32[4,2] parameter(0)
+  ROOT %c = f32[8] call(%x), to_apply=%flat
+}
+"""
+    b = a.replace("f32[4,2]", "f32[3,2]").replace("f32[8]", "f32[6]")
+
+    assert len(diff(parse(a), parse(b)).resized_inputs) == 1

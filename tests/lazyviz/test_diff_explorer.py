@@ -438,3 +438,80 @@ def test_parameters_in_another_order_are_no_line_however_an_optimizer_takes_them
         assert lazyviz.diff(first, second, form).diff.is_empty, form
     assert "has its tensors in another order" in str(lazyrt.explain(second))
     assert not [each for each in view.diff.dead[1] if f"_{how}" in each.label.op]
+
+
+BLOCKS = """
+import lazyviz
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, second):
+        super().__init__()
+        self.norm1, self.fc1, self.fc2 = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm2 = nn.LayerNorm(16) if second else nn.Identity()
+    def forward(self, x):
+        return x + self.fc2(nn.functional.gelu(self.norm2(self.fc1(self.norm1(x)))))
+def made(second=True):
+    net = nn.Sequential(*[Block(k or second) for k in range(2)]).to('lazyrt')
+    return net, torch.optim.AdamW(net.parameters())
+def train(net, optimizer, size):
+    batch, weight = (torch.randn(size, 5, 8).to('lazyrt') for _ in range(2))
+    with lazyrt.step():
+        loss = (net(batch) * weight).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+lazyrt.mark_step()
+first = made()
+train(*first, 8)
+"""
+
+
+def compared(lab, code, form):
+    lab.run_cell(BLOCKS + code, store_history=True)
+    before, after = lazyrt.compiled_graphs()[-2:]
+    return lazyviz.diff(before.first_step, after.first_step, form)
+
+
+@pytest.mark.slow
+def test_what_xla_fuses_otherwise_follows_from_the_input_that_changed(lab):
+    view = compared(lab, "train(*first, 6)", "optimised")
+    shown = view.explorer.shown
+
+    assert len(view.diff.added) + len(view.diff.removed) > 0
+    first = {(box.label, box.detail) for box in shown.boxes if box.is_first}
+    sizes = "f32[8,5,8] → f32[6,5,8]"
+    assert first == {("~ batch", sizes), ("~ weight", sizes)}
+    assert all(
+        box.follows or box.is_first for box in shown.boxes if box.change != "same"
+    )
+    assert len(shown.boxes) < 40
+    assert shown.left_out == 0
+    told = str(view).partition("@@")[0]
+    assert "was removed" not in told
+    assert "code path" not in told
+    assert " for what both programs do" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["ir", "stablehlo", "optimised"])
+def test_a_diff_opens_on_the_layer_that_was_dropped(lab, form):
+    """An optimizer's lists are shorter, which is no cause; its other state is the same."""
+    view = compared(lab, "train(*made(second=False), 8)", form)
+    found, boxes = view.diff, view.explorer.shown.boxes
+
+    gone = [
+        found.a.holders.get(node) or found.a.origin(node).op_name
+        for node in found.removed
+        if found.a.ops[node] == "parameter" and found.a.attrs[node] != "float"
+    ]
+    slots = ("", ".exp_avg", ".exp_avg_sq")
+    layer = [f"0.norm2.{part}{slot}" for part in ("weight", "bias") for slot in slots]
+    assert sorted(name.partition(".")[2] for name in gone) == sorted(layer)
+    first = [box for box in boxes if box.is_first]
+    assert first
+    assert all("0" in box.path for box in first)
+    if form != "optimised":  # there each op is a part of a fusion
+        assert any("native_layer_norm" in box.label for box in first)
+    lists = [box for box in boxes if "_foreach" in box.label]
+    assert all(box.follows for box in lists)
+    assert "AdamW: `exp_avg` of 2 parameters" in str(view)
+    assert "<b>inputs" not in view.explorer.overview()
+    assert view.explorer._program.places[0].exemplar.scope.startswith("0")

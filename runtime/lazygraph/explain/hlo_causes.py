@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.diff import nested_diffs
+from lazygraph.diff import is_compiled, nested_diffs
 from lazygraph.graph import CONSTANT, PARAMETER, grouped
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.read.hlo_module import HloModule, closing, lacks_attributes, split_commas
@@ -38,28 +38,42 @@ _LEAVES = frozenset({PARAMETER, CONSTANT})
 _OTHERWISE = re.compile(r"#|sharding|replica_groups|source_target_pairs|device_list")
 
 
-def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
+_DEPTH = 3
+
+
+def sentences(found: GraphDiff) -> list[str]:
     """Return why the second program is another one, the most basic reason first.
 
     A reason counts what follows from it: types that changed with an input's are no reason
     of their own. Edits that no reason claims are listed as edits.
     """
+    said = [*_settings(found), *_donations(found)]
+    return [*said, *_reasons(found), *_redone(found)][:_MAX_SENTENCES]
+
+
+def _reasons(
+    found: GraphDiff, depth: int = _DEPTH, *, resized: bool = False
+) -> list[str]:
+    """Return what the ops say; within what is called, inputs and sizes follow from those outside."""
     ends = _with_outputs(found)
-    gone = _blocks(found.a, found.removed, "removed", ends[0])
-    new = _blocks(found.b, found.added, "added", ends[1])
+    (_, new_nodes, _), (_, gone_nodes, _) = _left(found, (set(), set()))
+    gone = _blocks(found.a, gone_nodes, "removed", ends[0])
+    new = _blocks(found.b, new_nodes, "added", ends[1])
     claimed = gone[1], new[1]
     edits = _edits(found)
-    said = [*_settings(found), *_donations(found), *new[0], *gone[0]]
-    said += [*_inputs(found, claimed), *edits["placement"], *_embedded(found)]
+    said = [*found.causes] or [*new[0], *gone[0]]
+    said += _inputs(found, claimed) if depth == _DEPTH else []
+    said += [*edits["placement"], *_embedded(found)]
     if found.causes:  # what the ops alone suggest is no reason beside them
-        return [*found.causes, *said, *_outputs(found, claimed)][:_MAX_SENTENCES]
+        return [*said, *_outputs(found, claimed)]
     said += [*edits["literal"], *_outputs(found, claimed), *edits["op"]]
     claimed = claimed[0] | ends[0], claimed[1] | ends[1]
-    if not _resized_inputs(found):  # what follows from the sizes
+    resized = resized or bool(found.resized_inputs)
+    if not resized:  # what follows from the sizes
         said += [*edits["attributes"], *edits["type"]]
     said += [*_code(found, claimed), *_reads(found), *_results(found)]
     if depth and len(said) < _MOST:
-        said += _inside(found, depth)
+        said += _inside(found, depth, resized=resized)
     return said[:_MAX_SENTENCES]
 
 
@@ -275,7 +289,7 @@ def _donated(graph: Graph) -> set[int]:
 
 def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     a, b = found.a, found.b
-    changed = _resized_inputs(found)
+    changed = found.resized_inputs
     resized = (y for x, y in found.changed if a.types[x] != b.types[y])
     follow = sum(b.ops[y] not in TUPLES for y in resized) - len(changed)
     for x, y in [] if found.causes else changed[:1]:
@@ -292,20 +306,11 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
 
 
 def _left(found: GraphDiff, claimed: _Sides) -> list[tuple[Graph, list[int], str]]:
-    """Return both programs with the nodes that each has alone and no sentence counts yet."""
-    new = [node for node in found.added if node not in claimed[1]]
-    gone = [node for node in found.removed if node not in claimed[0]]
+    """Return both programs with what each does alone and no sentence counts yet."""
+    known = claimed[0] | found.redone[0], claimed[1] | found.redone[1]
+    new = [node for node in found.added if node not in known[1]]
+    gone = [node for node in found.removed if node not in known[0]]
     return [(found.b, new, "new"), (found.a, gone, "gone")]
-
-
-def _resized_inputs(found: GraphDiff) -> list[tuple[int, int]]:
-    """Return inputs that changed their types, from which sizes and slices follow."""
-    a, b = found.a, found.b
-    return [
-        (x, y)
-        for x, y in found.changed
-        if b.ops[y] == PARAMETER and a.types[x] != b.types[y]
-    ]
 
 
 class _Edit(NamedTuple):
@@ -323,7 +328,8 @@ _EDITS = ("placement", "literal", "op", "attributes", "type")
 def _edits(found: GraphDiff) -> dict[str, list[str]]:
     """Return how pairs differ, by what of them does: a sentence for each edit, with its places."""
     mesh = _header(found.a).get("mesh", ""), _header(found.b).get("mesh", "")
-    edits = ((e, y) for x, y in found.changed for e in _edits_of(found, x, y, mesh))
+    changed = ((x, y) for x, y in found.changed if y not in found.redone[1])
+    edits = ((e, y) for x, y in changed for e in _edits_of(found, x, y, mesh))
     places = grouped(edits)
     said: dict[str, list[str]] = {what: [] for what in _EDITS}
     for edit, nodes in places.items():
@@ -372,7 +378,7 @@ def _sentence(found: GraphDiff, edit: _Edit, nodes: Sequence[int]) -> str:
         of = f"{len(nodes):,} ops" if many else name
         return f"{subject} of {of}{where} is {new}, was {old}"
     if what == "literal":
-        resized = any(found.b.ops[y] == PARAMETER for _, y in found.changed)
+        resized = found.resized_inputs
         hint = ", which may follow from the other sizes" if resized else ""
         return f"constant changed: {new}, was {old}{many}{where}{hint}"
     if what == "attributes":
@@ -402,13 +408,13 @@ def _placed(graph: Graph, node: int) -> dict[str, str]:
     return found
 
 
-def _inside(found: GraphDiff, depth: int) -> Iterator[str]:
+def _inside(found: GraphDiff, depth: int, *, resized: bool) -> Iterator[str]:
     """Yield what is said of loops, functions and fusions that changed within."""
     known: set[str] = set()
     for x, y in found.changed[:_MAX_INSIDE]:
         for name, inner in nested_diffs(found, x, y):
             within = name.partition(":")[0]
-            for each in sentences(inner, depth - 1):
+            for each in _reasons(inner, depth - 1, resized=resized):
                 if each not in known and len(known) < _MOST:
                     known.add(each)
                     yield f"in the {within} of {found.b.names[y]}{_where(found.b, [y])}: {each}"
@@ -418,6 +424,10 @@ def _outputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     added, removed = found.outputs.added, found.outputs.removed
     if len(added) == len(removed):  # A replaced result is no further one.
         return
+    removed, added = (
+        tuple(node for node in ends if node not in redone)
+        for ends, redone in zip((removed, added), found.redone, strict=True)
+    )
     sides = zip(_left(found, claimed), (added, removed), claimed[::-1], strict=True)
     for (graph, left, what), ends, counted in sides:
         nodes, outputs = set(left), [node for node in ends if node not in counted]
@@ -485,9 +495,26 @@ def _without_readers(
     return kept
 
 
+def _redone(found: GraphDiff) -> Iterator[str]:
+    """Yield how much a compiler made anew of operations that both programs have."""
+    counts = [
+        sum(graph.ops[node] not in TUPLES for node in nodes)
+        for graph, nodes in zip((found.a, found.b), found.redone, strict=True)
+    ]
+    if any(counts) and is_compiled(found.b):
+        parts = [
+            f"{plural(count, 'instruction')} {'is' if count == 1 else 'are'} {what}"
+            for count, what in zip(counts, ("gone", "new"), strict=True)
+            if count
+        ]
+        yield f"compiled otherwise: {' and '.join(parts)} for what both programs do"
+
+
 def _reads(found: GraphDiff) -> Iterator[str]:
     """Yield which pairs read other values than before, where nothing was put in between."""
     a, b = found.a, found.b
+    if is_compiled(b) and any(found.redone):  # what is fused anew reads anew
+        return
     slots = grouped(((x, y), slot) for x, y, slot in found.rewired)
     shown = 0
     for (x, y), changed in slots.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,15 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from lazygraph.graph import CONSTANT, PARAMETER, Label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from lazygraph.graph import Graph
 
     Callees = Callable[[Graph, int], list[Graph]]
-    Matched = Callable[[Graph, Graph], list[int]]
 
 _ARGUMENT = re.compile(r"\[[^\[\]]*\]|[^\[\],\s][^,]*")
-_GETTERS = {"getitem", "get-tuple-element"}
+GETTERS = {"getitem", "get-tuple-element"}
 _LISTS = ("._foreach_", "._fused_")
 _CALLS = {"call", "fusion"}
 # What a function consists of that picks an element: its name in StableHLO and in HLO.
@@ -52,7 +52,7 @@ def results(graph: Graph) -> dict[int, dict[int, int]]:
         if op in _CALLS and not graph.types[k].startswith("(")
     }
     for node, op in enumerate(graph.ops):
-        if op in _GETTERS:
+        if op in GETTERS:
             index = graph.attrs[node].rpartition("=")[2]
             if index.isdecimal():  # a printer of XLA can leave it out
                 found.setdefault(graph.operands[node][0], {})[int(index)] = node
@@ -106,13 +106,12 @@ def _of_callee(callee: Graph) -> list[Entry]:
 
 
 def work(graph: Graph, nodes: Iterable[int], callees: Callees) -> set[object]:
-    """Return what calls among some nodes, or near them, do to their entries, or that one is on lists."""
+    """Return what calls among some nodes, or near them, do to an entry, or that one is on lists."""
     near = {each for k in nodes for each in (k, *graph.operands[k][:1])}
     if any(is_on_lists(graph.ops[k]) for k in near):
         return {_LISTS}
     rows = (entries(graph, k, callees) for k in near & results(graph).keys())
-    keys = (Counter(row.key for row in each) for each in rows)
-    return {frozenset(each.items()) for each in keys if each}
+    return {frozenset(row.key for row in each) for each in rows if each}
 
 
 def split(graph: Graph, callees: Callees) -> Graph:
@@ -126,13 +125,57 @@ def split(graph: Graph, callees: Callees) -> Graph:
     return graph.relabelled(new)
 
 
-def orders(a: Graph, b: Graph, callees: Callees, matched: Matched) -> dict[int, Order]:
+class Shorter(NamedTuple):
+    """An op that has some of another one's entries.
+
+    Attributes:
+        of: The other op.
+        places: For each of its results, which of the other's it is, or a new one.
+    """
+
+    of: int
+    places: dict[int, int]
+
+
+def shorter(
+    a: Graph, b: Graph, callees: Callees, partners: Sequence[int]
+) -> dict[int, Shorter]:
+    """Return the ops on lists of `b` that do what one of `a` does, to more or fewer entries.
+
+    Those of both have one order. Arguments as for `orders`.
+    """
+    of_a = results(a)
+    at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}
+    found: dict[int, Shorter] = {}
+    for whole, nodes in results(b).items():
+        pairs = {k: at[partners[n]] for k, n in nodes.items() if partners[n] in at}
+        ((of, count),) = Counter(w for w, _ in pairs.values()).most_common(1) or [
+            (-1, 0)
+        ]
+        if of < 0 or len(of_a[of]) == len(nodes) or 2 * count <= len(nodes):
+            continue
+        keys = [
+            {e.key for e in entries(*each, callees)} for each in ((a, of), (b, whole))
+        ]
+        if keys[0] != keys[1]:
+            continue
+        places = {k: place for k, (w, place) in pairs.items() if w == of}
+        if [*places.values()] == sorted(places.values()):
+            new = itertools.count(max(of_a[of]) + 1)
+            every = {k: places[k] if k in places else next(new) for k in nodes}
+            found[whole] = Shorter(of, every)
+    return found
+
+
+def orders(
+    a: Graph, b: Graph, callees: Callees, partners: Sequence[int]
+) -> dict[int, Order]:
     """Return the ops on lists of `b` that have the entries of one of `a` in another order.
 
-    `callees` gives the graphs that a node calls, `matched` for each node of a second graph its
-    partner in a first one, or -1.
+    `callees` gives the graphs that a node calls, `partners` for each node of `b` its partner in
+    `a`, or -1, where each result is an op of its own.
     """
-    partners, of_a = matched(split(a, callees), split(b, callees)), results(a)
+    of_a = results(a)
     at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}
     found = {}
     for whole, nodes in results(b).items():
@@ -172,6 +215,15 @@ def without_positions(graph: Graph, callees: Callees) -> Graph:
             if len(users) == 1:
                 new[operands[1]] = label._replace(attrs="position", literal=""), ()
     return graph.relabelled(new) if new else graph
+
+
+def is_packed(graph: Graph, node: int, callees: Callees) -> bool:
+    """Return whether an input packs numbers: whatever reads it picks one of them."""
+    users = [user for user, _ in graph.users[node]]
+    return bool(users) and all(
+        graph.types[user].endswith("[]") and _picks(graph, user, callees)
+        for user in users
+    )
 
 
 def _picks(graph: Graph, node: int, callees: Callees) -> bool:
