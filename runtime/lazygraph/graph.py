@@ -295,7 +295,7 @@ class Graph:
         """Return where a node came from."""
         return self.origin_of(self._origins[node])
 
-    def origin_of(self, raw: Any) -> Origin:
+    def origin_of(self, raw: object) -> Origin:
         """Return what its source says of where a node, also one that it calls, came from."""
         if self._read_hints is not None:  # what it came with may take long to hash
             return self._read_origin(raw)
