@@ -112,14 +112,8 @@ class _Reader:
         except EvidenceError:
             raise
         except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+            ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
+        ) as error:  # fmt: skip
             shown = shorten(line.decode("utf-8", "replace"))
             raise EvidenceError(
                 f"{shown} is no line of a record of steps ({type(error).__name__}). The file was "

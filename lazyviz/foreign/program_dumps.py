@@ -23,15 +23,7 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph
 
-_PROGRAM_HEADER = [
-    "program",
-    "name",
-    "nodes",
-    "inputs",
-    "input size",
-    "outputs",
-    "dead",
-]
+_PROGRAM_HEADER = ["program", "name", "nodes", "inputs", "input size", "outputs", "dead"]  # fmt: skip
 _MAX_OPS = 12
 _MAX_NODES = 2_000
 _MAX_PLACES = 8

@@ -50,17 +50,7 @@ _MAX_FUSED = 6
 _MAX_HELD = 8
 _TITLE = "when the largest tensors take memory"
 
-_COLUMNS = (
-    "",
-    "node",
-    "op",
-    "type",
-    "where",
-    "max abs",
-    "max ulp",
-    "made here",
-    "fusion",
-)
+_COLUMNS = ("", "node", "op", "type", "where", "max abs", "max ulp", "made here", "fusion")  # fmt: skip
 # The label of a node with its number in the graph; where XLA merged several, the first.
 _OP_NAME = re.compile(r'op_name="[^";]*lazyrt_graph/([^";]*) #(\d+)')
 _HEADER = ("op", "type", "where", "not finite", "first at", "made of")

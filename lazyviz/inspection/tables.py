@@ -73,18 +73,9 @@ _USAGE = (
     "drops all, and %lazy cache drop older 7d those unused for 7 days (m, h, d, w)."
 )
 _COLUMNS = (
-    "key",
-    "holds",
-    "ops",
-    "tier",
-    "last op",
-    "size",
-    "compile",
-    "hits",
-    "where",
-    "age",
+    "key", "holds", "ops", "tier", "last op", "size", "compile", "hits", "where", "age",
     "unused for",
-)
+)  # fmt: skip
 _ALIKE = re.compile(r"([^\s,(]+\[[^\]]*\])(?:, \1)+")
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
 # What `%lazy cache --sort` takes: columns, of which two have a shorter name.
@@ -419,16 +410,7 @@ def graphs(records: Sequence[Any], counters: Mapping[str, int]) -> Doc:
 
 def graph_table(records: Sequence[Any]) -> Table:
     """Return the table of compiled graphs."""
-    header = [
-        "graph",
-        "key",
-        "ops",
-        "in / out",
-        "first step",
-        "runs",
-        "compile",
-        "nearest",
-    ]
+    header = ["graph", "key", "ops", "in / out", "first step", "runs", "compile", "nearest"]  # fmt: skip
     rows = [
         [
             record.name,

@@ -46,19 +46,10 @@ _log = logging.getLogger(__name__)
 _MANY = 4_096  # the pulse sleeps, or cannot keep up
 _LEARNT_FROM = [getattr(events, name) for name in sorted(LEARNT_FROM)]
 # Shown, or needed for what is shown, while the program waits.
-_URGENT = frozenset(
-    (
-        "CompileProgress",
-        "TransferProgress",
-        "CompileStarted",
-        "LoweringFinished",
-        "CompileFinished",
-        "WaitFinished",
-        "TransferFinished",
-        "TensorMaterialised",
-        "BarrierFinished",
-    )
-)
+_URGENT = frozenset((
+    "CompileProgress", "TransferProgress", "CompileStarted", "LoweringFinished", "CompileFinished",
+    "WaitFinished", "TransferFinished", "TensorMaterialised", "BarrierFinished",
+))  # fmt: skip
 
 
 class Pulse:

@@ -957,18 +957,8 @@ class ProfileDiff(Displayed):
             ]
             for before, after in self.pairs[-_MAX_ROWS:]
         ]
-        return Table(
-            [
-                "step",
-                "is step",
-                "before",
-                "after",
-                "change",
-                "duty before",
-                "duty after",
-            ],
-            rows,
-        )
+        header = ["step", "is step", "before", "after", "change", "duty before", "duty after"]  # fmt: skip
+        return Table(header, rows)
 
 
 def _own_steps(steps: Sequence[host.StepTime]) -> Sequence[host.StepTime]:

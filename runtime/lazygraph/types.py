@@ -88,15 +88,8 @@ FLOPS_PER_NS = 100.0
 BYTES_PER_NS = 4.0
 
 MATRIX = {
-    "mm": 0,
-    "bmm": 0,
-    "mv": 0,
-    "dot": 0,
-    "addmm": 1,
-    "baddbmm": 1,
-    "addmv": 1,
-    "addbmm": 1,
-}
+    "mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1, "addbmm": 1,
+}  # fmt: skip
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
 _ATTENTION = (
     "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
