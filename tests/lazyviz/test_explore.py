@@ -195,6 +195,27 @@ def test_explore_takes_whatever_holds_a_program(step, tmp_path):
     assert f"step {number}" in lazyviz.explore(number).to_text()
 
 
+def test_the_part_of_a_finished_step_that_made_a_loss_is_explored_alone(lab):
+    lab.run_cell("model = torch.nn.Linear(3, 2).to('lazyrt')")
+    lab.run_cell(
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+    )
+    lab.run_cell("loss = model(torch.ones(4, 3).to('lazyrt')).square().sum()")
+    lab.run_cell("loss.backward(); optimizer.step()")
+    loss = lab.user_ns["loss"]
+
+    text = lazyviz.explore(loss).to_text()
+    held = lazyrt.inspect(loss).holdings
+
+    assert "aten.sum" in text
+    assert {each.name for each in held.values()} == {
+        "model.weight",
+        "model.bias",
+        "loss",
+    }
+    assert not any(each.overwritten_by or each.overwrites for each in held.values())
+
+
 @pytest.mark.parametrize(
     ("thing", "message"),
     [

@@ -319,7 +319,7 @@ class Inspection(Readable):
                 self.step = finished.number
                 self._inputs = finished.kept or StepInputs(-1)
                 self._holders = finished.holders()
-                self.holdings = finished.holdings()
+                self.holdings = finished.holdings(graph)
         self._nodes = {node.id: node for node in graph.nodes}
 
     def __str__(self) -> str:
@@ -705,20 +705,26 @@ class Finished:
                 found.setdefault(value, []).append((weakref.ref(buffer), run))
         return found
 
-    def holdings(self) -> dict[Value, Holding]:
-        """Return what the user called inputs and results then; one of a name overwrites the other."""
+    def holdings(self, graph: Graph) -> dict[Value, Holding]:
+        """Return what the user called inputs and results then; one of a name overwrites the other.
+
+        Those are the inputs and results of `graph`, which may be a part of what the step ran.
+        """
         snapshot = self.record.snapshot
         if snapshot is None:
             return {}
-        roots = dict(enumerate(self.canonical.roots))
-        by_autograd = Holding(holder=AUTOGRAD, version=None)
-        found = {roots[k]: by_autograd for k in snapshot.saved}
-        results = {name: roots[rank] for rank, name in snapshot.root_names.items()}
+        there = {value for node in graph.nodes for value in node.outputs}
+        there.update(graph.parameters)
         data, donated = self.canonical.data, set(self.record.key.donated)
+        roots = {k: v for k, v in enumerate(self.canonical.roots) if v in there}
+        by_autograd = Holding(holder=AUTOGRAD, version=None)
+        found = {roots[k]: by_autograd for k in snapshot.saved if k in roots}
+        named = snapshot.root_names.items()
+        results = {name: roots[k] for k, name in named if k in roots}
         inputs = {
             name: (data[k], k in donated)
             for k, name in snapshot.leaf_names.items()
-            if k < len(data)
+            if k < len(data) and data[k] in there
         }
         for name, (leaf, is_donated) in inputs.items():
             found[leaf] = Holding(
