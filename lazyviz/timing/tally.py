@@ -395,7 +395,8 @@ class Tally:
                     tensor=event.tensor, site=site, nodes=event.nodes, duration_ns=took
                 )
             )
-        if len(self._peeked) < _MAX_APART and not is_check(event.tensor):
+        is_read = event.site is not None and not is_check(event.tensor)
+        if is_read and len(self._peeked) < _MAX_APART:  # an op of a graph is no tensor
             self._peeked.append(event.tensor)
 
     def _note_apart(self, row: list[str]) -> None:

@@ -388,6 +388,18 @@ def test_values_read_one_by_one_are_told_with_the_call_that_reads_them_in_one(sp
     assert "one by one" not in together
 
 
+def test_values_of_ops_are_looked_at_one_by_one_without_advice_for_tensors(space):
+    run(space, "y = torch.arange(12.0).to('lazyrt')\nfor k in range(6): y = y * 2 + k")
+    run(space, "graph = lazyrt.inspect(y)")
+
+    looks = said_strip(
+        space, "for node in graph.graph.nodes: graph.materialise(node.id)"
+    )
+
+    assert "12 peeks" in looks
+    assert "one by one" not in looks
+
+
 def test_a_strip_unfolds_the_lines_that_read_the_same_values_in_one_execution(space):
     """`7 reads = 7 executions: batch them`, without a script, so it stays when saved."""
     run(space, "x = torch.arange(12.0).to('lazyrt')\nlazyrt.mark_step()")

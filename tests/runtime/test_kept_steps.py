@@ -324,6 +324,24 @@ def test_what_is_kept_gives_way_to_a_step_that_needs_the_memory():
         assert x[0].item() == 3
 
 
+def test_a_smaller_budget_lets_go_of_the_earliest_steps_at_once():
+    x = torch.ones(100, device="lazyrt")
+    lazyrt.mark_step()
+    with lazyrt.config.scoped(keep_values=3):
+        for _ in range(3):
+            x.add_(1)
+            lazyrt.mark_step()
+        last = last_step()
+
+        with lazyrt.config.scoped(keep_values_bytes=900):  # one is 400 bytes
+            assert lazyrt.status().kept.steps == (last - 1, last)
+
+        assert lazyrt.status().kept.nbytes <= 900
+        with lazyrt.config.scoped(keep_values_bytes=0):
+            assert lazyrt.status().kept.steps == ()
+        assert x.sum().item() == 400
+
+
 def test_switching_off_lets_go_at_once():
     lazyrt.config.keep_values = "last"
     try:

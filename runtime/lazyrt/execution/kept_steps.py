@@ -453,8 +453,11 @@ def _nbytes(*steps: KeptStep) -> int:
 def trim(_: object = None) -> None:
     """Let go of what the settings no longer keep."""
     with lock:
-        while len(_windows) > _count():
+        while _windows and (
+            len(_windows) > _count() or _nbytes(*_steps()) > config.keep_values_bytes
+        ):
             _windows.popleft().release()
 
 
 follow("keep_values", trim)
+follow("keep_values_bytes", trim)
