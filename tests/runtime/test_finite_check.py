@@ -552,3 +552,28 @@ def test_steps_that_were_taken_back_are_not_the_last():
     assert lazyrt.graph_of_step(bad) is not None
     assert lazyrt.graph_of_step(bad + 1) is None
     assert max(ran) == bad
+
+
+def descend(weight, optimizer, bad_at):
+    for k in range(6):
+        x = torch.tensor([1.0, -1.0 if k == bad_at else 2.0]).to("lazyrt")
+        optimizer.zero_grad()
+        (weight * (1 + 0 * x.log())).sum().backward()
+        optimizer.step()
+    lazyrt.wait()
+
+
+def test_a_second_error_names_its_own_step_and_takes_no_finite_one_back():
+    lazyrt.config.stop_at_nan = True
+    weight = torch.nn.Parameter(torch.ones(2).to("lazyrt"))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+
+    with pytest.raises(NotFiniteError, match=r"step (\d+) gave") as first:
+        descend(weight, optimizer, bad_at=1)
+    after_one = weight.detach().tolist()
+    with pytest.raises(NotFiniteError, match=r"step (\d+) gave") as second:
+        descend(weight, optimizer, bad_at=4)
+
+    assert after_one == [0.5, 0.5]
+    assert weight.tolist() == [-1.5, -1.5]
+    assert int(str(second.value).split()[1]) > int(str(first.value).split()[1])

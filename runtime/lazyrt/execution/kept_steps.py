@@ -221,7 +221,10 @@ class Window:
         keepers: What they keep, by the identity of its data.
         nbytes: The size of that.
         graphs: Fingerprints of what its steps run.
+        is_undone: Whether its steps were taken back, so that none goes on from them.
     """
+
+    is_undone = False
 
     def __init__(self) -> None:
         self.graphs: set[str] = set()
@@ -305,8 +308,9 @@ def keep(
     count, budget = _count(), config.keep_values_bytes
     if not count:
         return None
-    goes_on = _windows and not are_whole() and len(_windows[-1].steps) < _STEPS
-    window = _windows[-1] if goes_on else Window()
+    window = _windows[-1] if _windows else Window()
+    if window.is_undone or are_whole() or len(window.steps) >= _STEPS:
+        window = Window()
     step = KeptStep(graph, record, order, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
@@ -390,7 +394,8 @@ def replay(
         earlier: Whether to begin a window before the one in which it stands.
     """
     at = next(k for k, window in enumerate(_windows) if number in window.steps)
-    windows = list(_windows)[max(0, at - earlier) :]
+    earlier = earlier and at > 0 and not _windows[at - 1].is_undone
+    windows = list(_windows)[at - earlier :]
     steps = [step for window in windows for step in window.steps.values()]
     last = {source: step.number for step in steps for source in step.made.values()}
     results: dict[Source, Array] = {}
@@ -414,12 +419,13 @@ def replay(
 
 
 def keep_from(first: KeptStep) -> list[KeptStep]:
-    """Keep one step alone; return it and those after it, the latest first."""
+    """Keep one step alone, to be looked at; return it and those after it, the latest first."""
     steps = [step for step in _steps() if step.number >= first.number]
     for step in _steps():
         if step.number < first.number:
             step.release()
     window = Window()
+    window.is_undone = True
     window.add(first)
     _windows.clear()
     _windows.append(window)
