@@ -314,6 +314,7 @@ def _restored(data: dict[str, Any]) -> tuple[list[CellTime], list[Span]]:
 
 def _counts(spans: Sequence[Span]) -> Iterator[Part]:
     """Yield what made barriers, what was compiled and why, and what ran on the CPU."""
+    spans = [s for s in spans if s.lane != "host"]  # that waits for the others
     barriers = Counter(
         (s.kind, s.name, s.site)
         for s in spans

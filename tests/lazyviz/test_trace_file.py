@@ -112,6 +112,7 @@ def test_a_trace_is_written_read_and_summed_up(tmp_path, name):
     assert "cell 3 line 6  61 %   optimizer.step()" in shown
     assert "1  implicit barrier  optimizer.step()" in shown
     assert "50 ms  compile 214 ops  a new shape" in shown
+    assert "1 compile, 50 ms in all" in shown
 
 
 def test_a_session_is_told_from_its_own_start_whenever_that_was():
