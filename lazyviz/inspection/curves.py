@@ -68,7 +68,7 @@ class Curves:
 
     def track(self, values: Mapping[str, Any]) -> None:
         """Take one number of each curve; see `lazyviz.track`."""
-        from lazyrt.tools import Tracked, in_use
+        from lazyrt.tools import Tracked
 
         with self._lock:
             self.settle()
@@ -91,9 +91,15 @@ class Curves:
             if self._last is None or step > self._last[0]:
                 self._last = step, now
             if now > self._weigh_ns:
-                self._add(MEMORY, Point(step, in_use(), self.cell))
-                ended = time.perf_counter_ns()
-                self._weigh_ns = ended + (ended - now) * _SELDOM
+                self._weigh(step)
+
+    def _weigh(self, step: int) -> None:
+        from lazyrt.tools import in_use
+
+        start = time.perf_counter_ns()
+        self._add(MEMORY, Point(step, in_use(), self.cell))
+        ended = time.perf_counter_ns()
+        self._weigh_ns = ended + (ended - start) * _SELDOM
 
     def settle(self, _barrier: object = None) -> None:
         """Take the numbers that have been computed; called before each barrier, too."""
@@ -125,6 +131,8 @@ class Curves:
         """
         self.settle()
         with self._lock:
+            if self._last is not None and self._points[MEMORY][-1].step < self._last[0]:
+                self._weigh(self._last[0])  # it ends where the others end
             found = {
                 name: sorted(kept, key=lambda point: point.step)
                 for name, points in self._points.items()

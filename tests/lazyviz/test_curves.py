@@ -156,6 +156,17 @@ def test_the_strip_has_the_curves_of_its_cell(lab):
     assert "step time" not in later["text/plain"]
 
 
+def test_memory_is_known_of_the_first_step_and_the_last_however_seldom_it_is_added_up(
+    lab, monkeypatch
+):
+    monkeypatch.setattr(curves, "_SELDOM", 10**9)
+
+    run_loop(lab, TRACK)
+
+    steps = [point.step for point in points_of(lab, "loss")]
+    assert [p.step for p in points_of(lab, "memory")] == [steps[0], steps[-1]]
+
+
 def test_the_view_draws_the_session_and_says_what_to_call_where_nothing_is(lab):
     lab.run_cell("%lazy curves", store_history=True)
     assert (
