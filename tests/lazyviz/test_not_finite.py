@@ -151,6 +151,17 @@ def test_the_magic_shows_a_table_and_takes_nothing_pending(lab):
     assert "bad has 3 NaN. Where that began" in "\n".join(displayed(lab))
 
 
+def test_a_batch_that_no_step_has_computed_leads_to_its_value(lab):
+    lab.run_cell("batch = torch.tensor([1.0, torch.nan]).to('lazyrt')")
+    lab.display_pub.outputs.clear()
+
+    lab.run_cell("%lazy nan batch", store_history=True)
+    said = displayed(lab)[0]
+
+    assert "`batch` f32[2]: copied from the host" in said
+    assert "a cell that ends in it shows it, with what is not finite" in said
+
+
 def test_a_number_of_the_program_that_is_not_finite_is_named():
     x = lazy(torch.ones(3))
     views = []
