@@ -178,7 +178,10 @@ def test_what_reusing_a_look_would_cost_is_told_before_it_runs(lab, capsys):
     assert second.startswith("reuse=True: no op runs twice, 1 value (4 bytes) is kept")
     run(lab, "lazyrt.mark_step()")
     run(lab, "%lazy reuse loss")
-    assert "loss is computed already" in capsys.readouterr().err
+    assert (
+        "loss is computed already, so print(loss) runs nothing"
+        in capsys.readouterr().err
+    )
 
 
 MODEL = """
