@@ -180,7 +180,7 @@ def breakable(words: str) -> str:
 
 
 def source_map(
-    file: str,
+    name: str,
     lines: Sequence[str],
     worked: Mapping[int, int],
     waited: Mapping[int, int],
@@ -204,7 +204,7 @@ def source_map(
         return ""
     return (
         f'<table style="font-family:monospace;font-size:12px;border-collapse:collapse">'
-        f"<caption>{markup(file.rsplit('/', 1)[-1])}</caption>"
+        f"<caption>{markup(name)}</caption>"
         '<tr><th scope="col">line</th><th scope="col">device</th><th scope="col">waits</th>'
         f'<th scope="col" style="text-align:left">source</th></tr>{"".join(rows)}</table>'
     )

@@ -529,12 +529,18 @@ class Profile(Displayed):
         """Yield the source with the device's time and the program's waits on each line."""
         waits: defaultdict[str, Counter[int]] = defaultdict(Counter)
         worked: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        cells = {x.file: f"cell {x.cell}" for x in [*self.gaps, *self.lines] if x.cell}
         for gap in self.gaps:
             waits[gap.file][gap.line] += gap.duration_ns
         for line in self.lines:
             worked[line.file][line.line] += line.device_ns
         parts = [
-            html.source_map(file, linecache.getlines(file), worked[file], waits[file])
+            html.source_map(
+                cells.get(file, file.rsplit("/", 1)[-1]),
+                linecache.getlines(file),
+                worked[file],
+                waits[file],
+            )
             for file in dict.fromkeys([*worked, *waits])
             if file
         ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -52,6 +53,14 @@ def test_a_cell_is_profiled_with_its_lines_and_steps(lab):
     assert said.startswith("profile of ")
     assert "cell 2 line 6" in said or "line 6" in said
     assert said.count("end of step train") == 6
+
+
+def test_the_source_of_a_cell_has_the_cells_name(lab):
+    shown(lab, f"%%lazy profile\n{LOOP}    time.sleep(0.05)")
+
+    page = displayed(lab, "text/html")[0]
+
+    assert set(re.findall("<caption>(.*?)</caption>", page)) == {"cell 1"}
 
 
 def test_a_profile_ends_with_a_step_while_the_cell_goes_on(lab):
