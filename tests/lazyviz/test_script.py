@@ -5,7 +5,9 @@ import os
 import subprocess
 
 import pytest
+from IPython.core.error import UsageError
 
+import lazyviz
 from lazyviz.documents.script import _status
 from tests.quick_python import interpreter
 from tests.ratchets import ROOT
@@ -51,3 +53,8 @@ def test_the_status_of_a_script_is_what_python_gives_it():
 
     assert [_status(each) for each in endings] == [0, 0, 0, 1, 4]
     assert _status(ValueError()) == 1
+
+
+def test_without_a_session_a_trace_names_the_command_that_gives_a_script_one(tmp_path):
+    with pytest.raises(UsageError, match="`python -m lazyviz run SCRIPT`"):
+        lazyviz.export_trace(tmp_path / "t.json")
