@@ -68,7 +68,7 @@ class Curves:
 
     def track(self, values: Mapping[str, Any]) -> None:
         """Take one number of each curve; see `lazyviz.track`."""
-        from lazyrt.tools import Tracked
+        from lazyrt.tools import Tracked, in_use
 
         with self._lock:
             self.settle()
@@ -91,15 +91,9 @@ class Curves:
             if self._last is None or step > self._last[0]:
                 self._last = step, now
             if now > self._weigh_ns:
-                self._weigh(step)
-
-    def _weigh(self, step: int) -> None:
-        from lazyrt.tools import in_use
-
-        start = time.perf_counter_ns()
-        self._add(MEMORY, Point(step, in_use(), self.cell))
-        ended = time.perf_counter_ns()
-        self._weigh_ns = ended + (ended - start) * _SELDOM
+                self._add(MEMORY, Point(step, in_use(), self.cell))
+                ended = time.perf_counter_ns()
+                self._weigh_ns = ended + (ended - now) * _SELDOM
 
     def settle(self, _barrier: object = None) -> None:
         """Take the numbers that have been computed; called before each barrier, too."""
@@ -107,20 +101,18 @@ class Curves:
 
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
-            for each in waiting:
-                name, tracked, cell = each
+            for name, tracked, cell in waiting:
                 try:
                     number = tracked.settle()
                 except LostValueError:  # its step was dropped
                     continue
                 if number is None:
-                    self._waiting.append(each)
+                    self._waiting.append((name, tracked, cell))
                 else:
                     self._add(name, Point(tracked.step, number, cell))
 
     def _add(self, name: str, point: Point) -> None:
-        points = self._points.setdefault(name, deque(maxlen=_MAX_POINTS))
-        points.append(point)
+        self._points.setdefault(name, deque(maxlen=_MAX_POINTS)).append(point)
 
     def shown(
         self, rows: Sequence[StepRow], *, cell: int | None = None
@@ -129,10 +121,12 @@ class Curves:
 
         A number may have been taken after that of a later step, which ended meanwhile.
         """
+        from lazyrt.tools import in_use
+
         self.settle()
         with self._lock:
             if self._last is not None and self._points[MEMORY][-1].step < self._last[0]:
-                self._weigh(self._last[0])  # it ends where the others end
+                self._add(MEMORY, Point(self._last[0], in_use(), self.cell))
             found = {
                 name: sorted(kept, key=lambda point: point.step)
                 for name, points in self._points.items()

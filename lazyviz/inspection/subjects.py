@@ -161,9 +161,8 @@ def _no_graph(runtime: ModuleType, tensors: tuple[Any, ...]) -> str:
     origins = dict.fromkeys(str(runtime.origin(tensor)) for tensor in tensors)
     shown = "; ".join([*origins][:_MAX_ORIGINS])
     return (
-        f"No step has computed this, and nothing is pending for it: {shown}. Its value is there: a "
-        "cell that ends in it shows it, with what is not finite. %lazy explore last shows the "
-        "last step."
+        f"No step has computed this, and nothing is pending for it: {shown}. A cell that ends in "
+        "it shows its value, with what is not finite; %lazy explore last shows the last step."
     )
 
 

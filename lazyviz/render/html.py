@@ -204,7 +204,7 @@ def source_map(
         return ""
     return (
         f'<table style="font-family:monospace;font-size:12px;border-collapse:collapse">'
-        f"<caption>{markup(name)}</caption>"
+        f"<caption>{markup(name.rsplit('/', 1)[-1])}</caption>"
         '<tr><th scope="col">line</th><th scope="col">device</th><th scope="col">waits</th>'
         f'<th scope="col" style="text-align:left">source</th></tr>{"".join(rows)}</table>'
     )

@@ -66,10 +66,9 @@ def _reuse(asked: views.Command) -> Doc:
         )
     tensors = asked.tensors(asked.rest)
     if len(tensors) != 1 or not asked.runtime.is_pending(tensors[0]):
-        known = f"computed already, so print({asked.rest}) runs nothing"
         raise UsageError(
             f"%lazy reuse takes one pending tensor; {asked.rest} is "
-            f"{known if len(tensors) == 1 else 'several tensors'}."
+            f"{'computed already: to print it runs nothing' if len(tensors) == 1 else 'several tensors'}."
         )
     return Doc([Sentence(str(asked.runtime.reuse_choice(tensors[0])))])
 

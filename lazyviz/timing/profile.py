@@ -529,19 +529,15 @@ class Profile(Displayed):
         """Yield the source with the device's time and the program's waits on each line."""
         waits: defaultdict[str, Counter[int]] = defaultdict(Counter)
         worked: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        cells = {x.file: f"cell {x.cell}" for x in [*self.gaps, *self.lines] if x.cell}
+        every = [*self.lines, *self.gaps]
+        names = {x.file: f"cell {x.cell}" if x.cell else x.file for x in every}
         for gap in self.gaps:
             waits[gap.file][gap.line] += gap.duration_ns
         for line in self.lines:
             worked[line.file][line.line] += line.device_ns
         parts = [
-            html.source_map(
-                cells.get(file, file.rsplit("/", 1)[-1]),
-                linecache.getlines(file),
-                worked[file],
-                waits[file],
-            )
-            for file in dict.fromkeys([*worked, *waits])
+            html.source_map(name, linecache.getlines(file), worked[file], waits[file])
+            for file, name in names.items()
             if file
         ]
         if drawn := "".join(parts):

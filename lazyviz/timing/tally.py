@@ -287,8 +287,7 @@ class Tally:
         # A value that an earlier peek or a barrier computed costs only its copy.
         self._awaits_peek = event.strategy in {"slice", "op by op", "reuse"}
         self.peeks += self._awaits_peek
-        end = self._now
-        self.peek_ns += self._without_executions(end - duration, end)
+        self.peek_ns += self._without_executions(self._now - duration, self._now)
         self._look(event)
 
     def _printed(self, event: events.TensorPrinted) -> None:
@@ -336,8 +335,7 @@ class Tally:
         self._spend("dispatch", event.dispatch_ns)
 
     def _compiled(self, duration_ns: int) -> None:
-        end = self._now
-        self.compiling.add("compile", end - duration_ns, end)
+        self.compiling.add("compile", self._now - duration_ns, self._now)
 
     def _swapped(self, event: events.BuildSwapped) -> None:
         if len(self._swaps) < _MAX_REASONS:
@@ -346,8 +344,7 @@ class Tally:
     def _lower(self, event: events.LoweringFinished) -> None:
         if event.purpose == "tier up":  # nobody waited for it
             return
-        end = self._now
-        self._lowered.append((end - event.duration_ns, end))
+        self._lowered.append((self._now - event.duration_ns, self._now))
         if event.purpose == "step":
             self._compiled(event.duration_ns)
 
@@ -395,9 +392,8 @@ class Tally:
                     tensor=event.tensor, site=site, nodes=event.nodes, duration_ns=took
                 )
             )
-        is_read = event.site is not None and not is_check(event.tensor)
-        if is_read and len(self._peeked) < _MAX_APART:  # an op of a graph is no tensor
-            self._peeked.append(event.tensor)
+        if len(self._peeked) < _MAX_APART and event.site and not is_check(event.tensor):
+            self._peeked.append(event.tensor)  # an op of a graph has no line
 
     def _note_apart(self, row: list[str]) -> None:
         if len(row) > len(self._most_apart):

@@ -151,8 +151,7 @@ def timeline(cells: object = CELLS) -> TimelineShown:
     if found is None:
         raise UsageError(
             "there is no session to show: lazyviz is not loaded. Run %load_ext lazyviz in "
-            "IPython or Jupyter first, or a script with `python -m lazyviz run SCRIPT`; what "
-            "happened before that is not known."
+            "IPython, or a script with `python -m lazyviz run SCRIPT`; the time before is not known."
         )
     return TimelineShown(found, cells)
 

@@ -159,7 +159,7 @@ def test_a_batch_that_no_step_has_computed_leads_to_its_value(lab):
     said = displayed(lab)[0]
 
     assert "`batch` f32[2]: copied from the host" in said
-    assert "a cell that ends in it shows it, with what is not finite" in said
+    assert "A cell that ends in it shows its value, with what is not finite" in said
 
 
 def test_a_number_of_the_program_that_is_not_finite_is_named():

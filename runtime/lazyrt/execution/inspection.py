@@ -706,21 +706,16 @@ class Finished:
         return found
 
     def holdings(self, graph: Graph) -> dict[Value, Holding]:
-        """Return what the user called inputs and results then; one of a name overwrites the other.
-
-        Those are the inputs and results of `graph`, which may be a part of what the step ran.
-        """
+        """Return what the user called the graph's inputs and results then, of which it may have a part."""
         snapshot = self.record.snapshot
         if snapshot is None:
             return {}
-        there = {value for node in graph.nodes for value in node.outputs}
-        there.update(graph.parameters)
+        there = {*graph.parameters, *(v for node in graph.nodes for v in node.outputs)}
         data, donated = self.canonical.data, set(self.record.key.donated)
         roots = {k: v for k, v in enumerate(self.canonical.roots) if v in there}
         by_autograd = Holding(holder=AUTOGRAD, version=None)
         found = {roots[k]: by_autograd for k in snapshot.saved if k in roots}
-        named = snapshot.root_names.items()
-        results = {name: roots[k] for k, name in named if k in roots}
+        results = {x: roots[k] for k, x in snapshot.root_names.items() if k in roots}
         inputs = {
             name: (data[k], k in donated)
             for k, name in snapshot.leaf_names.items()

@@ -221,10 +221,7 @@ class Window:
         keepers: What they keep, by the identity of its data.
         nbytes: The size of that.
         graphs: Fingerprints of what its steps run.
-        is_undone: Whether its steps were taken back, so that none goes on from them.
     """
-
-    is_undone = False
 
     def __init__(self) -> None:
         self.graphs: set[str] = set()
@@ -308,9 +305,8 @@ def keep(
     count, budget = _count(), config.keep_values_bytes
     if not count:
         return None
-    window = _windows[-1] if _windows else Window()
-    if window.is_undone or are_whole() or len(window.steps) >= _STEPS:
-        window = Window()
+    goes_on = _windows and not are_whole() and len(_windows[-1].steps) < _STEPS
+    window = _windows[-1] if goes_on else Window()
     step = KeptStep(graph, record, order, donated, run, window)
     if window.steps and window.nbytes + step.own_bytes > budget // count:
         window = Window()
@@ -340,8 +336,7 @@ def drop(step: KeptStep) -> None:
     for window in list(_windows):
         if window.steps.pop(step.number, None) is None:
             continue
-        for key in [key for key, each in window.keepers.items() if each in step.own]:
-            del window.keepers[key]
+        window.keepers = {k: x for k, x in window.keepers.items() if x not in step.own}
         window.nbytes -= step.own_bytes
         if not window.steps:
             _windows.remove(window)
@@ -394,8 +389,7 @@ def replay(
         earlier: Whether to begin a window before the one in which it stands.
     """
     at = next(k for k, window in enumerate(_windows) if number in window.steps)
-    earlier = earlier and at > 0 and not _windows[at - 1].is_undone
-    windows = list(_windows)[at - earlier :]
+    windows = list(_windows)[max(0, at - earlier) :]
     steps = [step for window in windows for step in window.steps.values()]
     last = {source: step.number for step in steps for source in step.made.values()}
     results: dict[Source, Array] = {}
@@ -411,22 +405,20 @@ def replay(
             continue
         step.let_go(filled)
         results |= {(step.number, slot): data for slot, data in enumerate(made)}
-        ended = [source for source in results if last.get(source, -1) <= step.number]
-        for source in ended:
-            del results[source]
+        results = {s: x for s, x in results.items() if last.get(s, -1) > step.number}
     assert found is not None
     return found, bad
 
 
 def keep_from(first: KeptStep) -> list[KeptStep]:
-    """Keep one step alone, to be looked at; return it and those after it, the latest first."""
+    """Keep one step alone; return it and those after it, the latest first."""
     steps = [step for step in _steps() if step.number >= first.number]
     for step in _steps():
         if step.number < first.number:
             step.release()
     window = Window()
-    window.is_undone = True
     window.add(first)
+    first.watched = {}  # what it gave has been told: no later step is bad for it
     _windows.clear()
     _windows.append(window)
     return steps[::-1]
@@ -459,9 +451,7 @@ def _nbytes(*steps: KeptStep) -> int:
 def trim(_: object = None) -> None:
     """Let go of what the settings no longer keep."""
     with lock:
-        while _windows and (
-            len(_windows) > _count() or _nbytes(*_steps()) > config.keep_values_bytes
-        ):
+        while len(_windows) > _count() or _nbytes(*_steps()) > config.keep_values_bytes:
             _windows.popleft().release()
 
 
