@@ -68,7 +68,7 @@ def _reuse(asked: views.Command) -> Doc:
     if len(tensors) != 1 or not asked.runtime.is_pending(tensors[0]):
         raise UsageError(
             f"%lazy reuse takes one pending tensor; {asked.rest} is "
-            f"{'computed already: to print it runs nothing' if len(tensors) == 1 else 'several tensors'}."
+            f"{'computed already: printing it runs nothing' if len(tensors) == 1 else 'several tensors'}."
         )
     return Doc([Sentence(str(asked.runtime.reuse_choice(tensors[0])))])
 

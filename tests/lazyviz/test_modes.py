@@ -179,7 +179,7 @@ def test_what_reusing_a_look_would_cost_is_told_before_it_runs(lab, capsys):
     run(lab, "lazyrt.mark_step()")
     run(lab, "%lazy reuse loss")
     assert (
-        "loss is computed already: to print it runs nothing" in capsys.readouterr().err
+        "loss is computed already: printing it runs nothing" in capsys.readouterr().err
     )
 
 
