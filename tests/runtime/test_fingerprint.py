@@ -514,3 +514,33 @@ def test_a_graph_keeps_no_tensor_alive():
 
     assert len(list(live.pending.live())) == roots - 1
     assert len(graph) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        (
+            lambda: torch.zeros(2, device=DEVICE, dtype=torch.float32),
+            lambda: torch.zeros(2, device=DEVICE),
+        ),
+        (
+            lambda: torch.full((2,), 3, device=DEVICE, dtype=torch.int64),
+            lambda: torch.full((2,), 3, device=DEVICE),
+        ),
+        (
+            lambda: torch.rand(2, device=DEVICE, dtype=torch.float32),
+            lambda: torch.rand(2, device=DEVICE),
+        ),
+    ],
+)
+def test_a_dtype_that_an_op_gives_anyway_makes_no_other_program(given, left_out):
+    found = {lazyrt.pending_graph(make() + 1).fingerprint for make in (given, left_out)}
+
+    assert len(found) == 1
+
+
+def test_a_dtype_that_an_op_does_not_give_by_itself_counts():
+    made = [torch.zeros(2, device=DEVICE, dtype=d) for d in (torch.float64, None)]
+
+    assert [each.dtype for each in made] == [torch.float64, torch.float32]
+    assert len({lazyrt.pending_graph(each).fingerprint for each in made}) == 2

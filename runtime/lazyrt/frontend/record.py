@@ -7,6 +7,7 @@ only what was never seen is inferred, checked and given a provenance.
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -231,18 +232,29 @@ def _record_new(
             result = _infer(op, args[1:] if op.is_random else args, called)
         except (RuntimeError, IndexError) as error:
             raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
-        known = op.known.get(args)
-        if known is not None:  # the in-place call's own checks have passed
-            op.known[called, args] = known
+        known = op.known.get(plain := _without_dtype(op, args, result))
+        if known is not None:  # the call's own checks have passed
+            op.known[args if called is None else (called, args)] = known
             return record_again(known, walk)
-        node = _make_node(op, args, result, walk)
+        node = _make_node(op, plain, result, walk)
     found = _structured(node, result)
     if not scalars.rehearses() and next(iter_values((found,)), None) is not None:
-        op.known[args] = found
+        op.known[args] = op.known[plain] = found
         if called is not None:
             op.known[called, args] = found
         _known_count += 1
     return found
+
+
+def _without_dtype(op: Op, args: Args, result: Any) -> Args:
+    """Return arguments without a dtype that the op gives anyway: both calls are one program."""
+    for place, argument in enumerate(op.schema.arguments, op.is_random):
+        if argument.name == "dtype" and args[place] and not default_component(argument):
+            plain = (*args[:place], None, *args[place + 1 :])
+            with suppress(RuntimeError, IndexError):  # where it has to be given
+                if _infer(op, plain[op.is_random :], None) == result:
+                    return plain
+    return args
 
 
 def _infer(op: Op, args: Args, called: torch._ops.OpOverload | None) -> Any:
