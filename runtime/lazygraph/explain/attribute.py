@@ -112,14 +112,14 @@ def dominated(c: Comparison, fact: Fact) -> Closure:
 
 
 def line(c: Comparison, fact: Fact) -> Closure:
-    """What one line and module record, backward too, and what only that needs."""
+    """What one line and module record, what only that needs, and what is new or gone behind it."""
     found = Closure()
     for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
         if fact.is_new or fact.is_gone:  # what one line did another does now
             into.update(dict.fromkeys({*row.vertices} & side.free, 1))
         into.update(dict.fromkeys(side.dominated((), seeds) if seeds else (), 1))
-        into.update(dict.fromkeys(seeds, 0))
+        into.update(side.downstream(seeds, side.unmatched.__contains__))
     return found
 
 
@@ -215,8 +215,15 @@ class Claim:
 
 
 def attribute(c: Comparison, claims: list[Claim]) -> int:
-    """Give every edit to the best claim that holds it; return how many no claim holds."""
+    """Give every edit to the best claim that holds it; return how many no claim holds.
+
+    A claim of whose rows all edits are others' follows from those, and goes.
+    """
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
+    kept = [m for m in claims if _has_own(c, m, best_a, best_b)]
+    if len(kept) < len(claims):
+        claims[:] = kept
+        best_a, best_b = _best(claims, "a"), _best(claims, "b")
     sides, left = ((c.a, best_a), (c.b, best_b)), 0
     for side, best in sides:
         _flood(side, best, side.unmatched)
@@ -259,6 +266,22 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
             if options:
                 min(options, key=lambda m: m.rank).results += 1
     return left
+
+
+def _has_own(
+    c: Comparison, claim: Claim, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> bool:
+    """Return whether some edit of a claim's rows is the claim's, or they have none."""
+    parts = ((c.a, claim.fact.before, best_a), (c.b, claim.fact.now, best_b))
+    owners = {
+        best.get(k)
+        for side, row, best in parts
+        if row is not None
+        for k in row.vertices
+        if k in side.unmatched
+    }
+    is_own = any(owner is None or owner.rank == claim.rank for owner in owners)
+    return is_own or not owners or claim.row.is_shown
 
 
 def _best(claims: list[Claim], of: str) -> dict[int, Claim]:

@@ -103,11 +103,6 @@ class Side:
         return {k for k, partner in enumerate(self.partner) if partner < 0}
 
     @cached_property
-    def visited(self) -> set[tuple[str, Position | None, str]]:
-        """The ops of the vertices, with their lines and modules."""
-        return {(v.op, position(v.site), v.scope) for v in self.vertices}
-
-    @cached_property
     def lines(self) -> set[Position | None]:
         """The source lines of the forward pass."""
         return {
@@ -123,7 +118,7 @@ class Side:
     @cached_property
     def names(self) -> set[str]:
         """The names of inputs, results and all parameters that there were then."""
-        return {name.text for name in self.all_names} | self.snapshot.modules
+        return {name.text for name in self.all_names} | self.snapshot.modules.keys()
 
     @cached_property
     def read(self) -> set[str]:
@@ -336,26 +331,30 @@ class Comparison:
             near = {one for o in read for one in a.users[o] if a[one].op == vertex.op}
             for one in sorted(near - {b.partner[k]}):
                 other, left = b.partner[k], a.partner[one]
+                score = self._agree(k, one)
                 if other < 0:
-                    is_nearer = left < 0 and self._agree(k, one) > len(vertex.operands)
+                    is_nearer = score[0] > len(vertex.operands)
                 else:
-                    score = self._agree(k, one)
                     is_nearer = position(a[one].site) == position(vertex.site)
                     is_nearer &= score > self._agree(k, other)
-                    is_nearer &= left < 0 or score > self._agree(left, one)
-                if is_nearer:
+                if is_nearer and (left < 0 or score > self._agree(left, one)):
                     a.partner[one], b.partner[k] = k, one
                     if other >= 0:
                         a.partner[other] = left
                     if left >= 0:
                         b.partner[left] = other
 
-    def _agree(self, k: int, partner: int) -> int:
-        """Return how many operands two ops have in common, and one more where they do the same."""
+    def _agree(self, k: int, partner: int) -> tuple[int, int]:
+        """Return how many operands two ops have in common, and how many readers.
+
+        It is one more than the operands where they do the same.
+        """
         now, before = self.b[k], self.a[partner]
         pairs = slots(before, now)
         alike = sum((self.b.partner[o], i) == other for other, (o, i) in pairs)
-        return alike + (now.label == before.label)
+        readers = {self.b.partner[user] for user in self.b.users[k]}
+        shared_readers = readers.intersection(self.a.users[partner])
+        return alike + (now.label == before.label), len(shared_readers)
 
     def _pair_same_slots(self) -> None:
         """Pair an op with the one that a reader's partner reads in its place, of the same line."""
@@ -559,6 +558,7 @@ def _boundary_similarity(one: Record, other: Record) -> float:
     ends = not differs(one.key.ended_by, other.key.ended_by)
     begins = (
         not differs(one.key.began_after, other.key.began_after)
+        or not other.key.began_after[0]  # the first graph begins with the program
         or position(one.lines[0]) == position(other.lines[0]) is not None
     )
     sort = _sort(one.key.ended_by[0]) == _sort(other.key.ended_by[0])
@@ -571,9 +571,7 @@ def _sort(ended_by: str) -> str:
 
 
 def _input_similarity(one: Record, other: Record) -> float:
-    """Return how alike two graphs are by their inputs' names."""
-    a, b = (
-        {n.text for n in r.snapshot.leaf_names.values()} if r.snapshot else set()
-        for r in (one, other)
-    )
+    """Return how alike two graphs are by the names of what they read besides modules."""
+    held = [r.snapshot.leaf_names.values() if r.snapshot else () for r in (one, other)]
+    a, b = ({n.text for n in names if not n.in_module} for names in held)
     return _TENTH * len(a & b) / max(len(a | b), 1)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,10 @@ def record(number, counts, *, line=9, after=9, names=()):
     leaves = [Vertex("data", (), ("f32[2]",), ()) for _ in names] or [
         Vertex("data", (), ("f32[2]",), ())
     ]
-    held = {k: Name(name, "module") for k, name in enumerate(names)}
+    held = {
+        k: Name(name, "module" if name.startswith("model.") else "variable")
+        for k, name in enumerate(names)
+    }
     return CompiledGraph(
         name=f"graph.{number}",
         key=StepKey(
@@ -136,3 +140,25 @@ def test_of_equals_it_is_the_one_that_ran_last():
 
     assert search.nearest(new, [one, other]) == (one, 1.0)
     assert search.nearest(new, [new]) is None
+
+
+def test_names_of_data_decide_between_graphs_and_those_of_a_model_do_not():
+    counts = {("op", ("f32[2]",)): 5}
+    model = ("model.w", "model.u", "model.b")
+    new = record(3, counts, names=("cache", "extra", *model))
+    others = [record(1, counts, names=("cache",)), record(2, counts, names=model)]
+
+    found = search.nearest(new, others)
+    assert found is not None
+    assert found[0].name == "graph.1"
+
+
+def test_a_graph_that_began_with_the_program_begins_where_later_ones_do():
+    first = record(1, {("op", ("f32[2]",)): 5}, after=0)
+    first.key = replace(first.key, began_after=("", None))
+    second = record(2, {("op", ("f32[2]",)): 5, ("other", ("f32[2]",)): 1}, after=9)
+    joined = record(3, {("op", ("f32[2]",)): 5, ("part", ("f32[1]",)): 1}, after=9)
+
+    found = search.nearest(joined, [first, second])
+    assert found is not None
+    assert found[0].name == "graph.1"
