@@ -48,8 +48,8 @@ OPERAND = "·"
 # What holds the state of `torch.optim.LBFGS`: one for all parameters, in lists.
 OF_LBFGS = "optimizer LBFGS"
 
-
 AUTOGRAD = "autograd"  # holds what a backward to come needs
+FROZEN = "frozen"  # a module's parameter that requires no gradient, beside its own name
 
 
 class Name(NamedTuple):
@@ -68,7 +68,7 @@ class Name(NamedTuple):
     @property
     def in_module(self) -> bool:
         """Whether a module holds it, as a parameter or as a buffer."""
-        return self.holder in {"module", "buffer"}
+        return self.holder in {"module", "buffer", FROZEN}
 
 
 class Origin(NamedTuple):
@@ -150,7 +150,7 @@ class Snapshot:
         origins: Where the data of a leaf came from, by vertex.
         random: Names of the ops that draw random numbers.
         modules: What the user calls all parameters and buffers of modules that there were then,
-            read by the graph or not.
+            read by the graph or not, and whether it is a parameter that requires no gradient.
         saved: Positions in `roots` of what autograd alone held, for a backward to come.
     """
 
@@ -161,7 +161,7 @@ class Snapshot:
     root_names: Mapping[int, Name] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
     random: frozenset[str] = frozenset()
-    modules: frozenset[str] = frozenset()
+    modules: Mapping[str, bool] = field(default_factory=dict)
     saved: frozenset[int] = frozenset()
 
     @property

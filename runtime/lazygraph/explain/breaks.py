@@ -79,11 +79,10 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     old, new = c.a.record.key, c.b.record.key
     moved = differs(old.ended_by, new.ended_by)
     for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
-        if _are_apart(part, whole):
-            continue
-        is_sure = (
-            moved and is_break(part.record.key.ended_by) and _share_lines(part, whole)
-        )
+        is_on_lines = _share_lines(part, whole)
+        if not is_on_lines and _share_lines(part, whole, within=True):
+            continue  # they do the same on other lines of the same functions
+        is_sure = moved and is_break(part.record.key.ended_by) and is_on_lines
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
@@ -136,11 +135,6 @@ def _share_lines(one: Side, other: Side, *, within: bool = False) -> bool:
     return any(
         a and b and (a.file, a.function) == (b.file, b.function) for a, b in sites
     )
-
-
-def _are_apart(one: Side, other: Side) -> bool:
-    """Return whether two graphs do the same on other lines of the same functions."""
-    return _share_lines(one, other, within=True) and not _share_lines(one, other)
 
 
 def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:

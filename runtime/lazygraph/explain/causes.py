@@ -271,19 +271,7 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
     one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
     known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
-    return bool(one and other) and one != other and not known and _is_shared(c, fact)
-
-
-def _is_shared(c: Comparison, fact: Fact) -> bool:
-    """Return whether something else reads the tensor that both sides have, on both sides.
-
-    If nothing does, the reader has another tensor, and no two became one.
-    """
-    sides, rows = (c.a, c.b), fact.both
-    which = 0 if _is_matched(c.a, rows[0]) else 1
-    side, other, k = sides[which], sides[1 - which], rows[which].vertices[0]
-    readers = {side.partner[user] for user in side.users[k]}
-    return not readers.isdisjoint(other.users[side.partner[k]])
+    return bool(one and other) and one != other and not known
 
 
 for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
@@ -298,10 +286,20 @@ for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
 _BUILD_FIX = "build the model before the loop and leave it as it is; each structure costs one compile"
 
 
+_COPY_FIX = (
+    "end the step after the copy (`lazyrt.mark_step()`), which then is a graph of its own: one "
+    "compile, and none for the step"
+)
+
+
 def _parameters(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     rows = [claim.fact.row for claim in claims]
+    copied = set().union(*(row.more["copied"] for row in rows))
+    is_copy = claims[0].fact.is_new and all(copied)
     return {
         "parameters": plural(sum(row.more["parameters"] for row in rows), "parameter"),
+        "copied": f", a copy of {listed(copied)}{at(rows[0].site)}" if is_copy else "",
+        "fix": _COPY_FIX if is_copy else _BUILD_FIX,
         "variable": min(row.name for row in rows),
     }
 
@@ -317,17 +315,15 @@ def _is_outermost(fact: Fact, other: Side) -> bool:
 
 def _is_of_both(name: str, other: Side) -> bool:
     """Return whether the other side lacks a parameter, and has others of its module."""
-    module = name.rpartition(".")[0]
-    return name not in other.names and any(
-        each.startswith(f"{module}.") for each in other.names
-    )
+    start = name.rpartition(".")[0] + "."
+    return name not in other.names and any(n.startswith(start) for n in other.names)
 
 
 def _add_modules(
     of: str, says: str, holds: Callable[[Fact, Side], bool], **options: Any
 ) -> None:
     """Add the rows of what one model has alone; `holds` is given the side without it."""
-    options |= {"of": of, "fix": _BUILD_FIX}
+    options = {"of": of, "fix": _BUILD_FIX, **options}
     cause("module_added", says=says % "added", **options)(
         lambda c, fact: fact.is_new and holds(fact, c.a)
     )
@@ -337,8 +333,8 @@ def _add_modules(
 
 
 _add_modules(
-    "module", "module{s} {names} {was} %s: {parameters}", _is_outermost,
-    spread=spread.scope, more=_parameters,
+    "module", "module{s} {names} {was} %s: {parameters}{copied}", _is_outermost,
+    spread=spread.scope, more=_parameters, fix="{fix}",
 )  # fmt: skip
 _add_modules(
     "parameter", "parameter{s} {names} {was} %s",
@@ -346,15 +342,22 @@ _add_modules(
 )  # fmt: skip
 
 
-def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
-    """Return the modules that were called, by the names of their parameters where they have any."""
-    paths = _module_paths(c.b if claims[0].fact.is_new else c.a)
-    scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
-    known = [[path for path in paths if in_scope(scope, path)] for scope in scopes]
-    names = zip(scopes, known, strict=True)
-    return _called(
-        c, claims, [max(found, key=len, default=scope) for scope, found in names]
-    )
+def _called(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return how a sentence names modules that one side calls: several parts of one are one.
+
+    A module has the name of its parameters where it has any, else that of its scope.
+    """
+    fields = _new_or_gone("used", "not used", "used", "was_used")(c, claims)
+    side, other = (c.b, c.a) if claims[0].fact.is_new else (c.a, c.b)
+    paths, known = _module_paths(side), {*_module_paths(c.a), *_module_paths(c.b)}
+    names: dict[str, None] = {}
+    for row in (claim.fact.row for claim in claims):
+        scope = row.more.get("scope", "")
+        around = [path for path in paths if in_scope(scope, path)]
+        name = row.name.rpartition(".")[0] or max(around, key=len, default=scope)
+        names[_outermost(name, other) if name in known else name] = None
+    fields |= {"paths": listed(names), "variable": next(iter(names))}
+    return fields | spread.forms(many=len(names) > 1)
 
 
 def _module_paths(side: Side) -> list[str]:
@@ -363,7 +366,7 @@ def _module_paths(side: Side) -> list[str]:
 
 
 @cause(
-    "module_call", of="visit", spread=spread.line, group=_direction, more=_scopes,
+    "module_call", of="visit", spread=spread.line, group=_direction, more=_called,
     says="module{s} {paths} {is_} {used}{at}, {was} {was_used} in {graph_before}",
     fix="use the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
@@ -412,17 +415,6 @@ def _ran(side: Side, row: Row) -> bool:
     )
 
 
-def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
-    """Return how a sentence names modules that one side calls: several parts of one are one."""
-    fields = _new_or_gone("used", "not used", "used", "was_used")(c, claims)
-    other = c.a if claims[0].fact.is_new else c.b
-    known = {name for side in (c.a, c.b) for name in _module_paths(side)}
-    names = [_outermost(name, other) if name in known else name for name in names]
-    names = list(dict.fromkeys(names))
-    fields |= {"paths": listed(names), "variable": names[0]}
-    return fields | spread.forms(many=len(names) > 1)
-
-
 def _outermost(module: str, other: Side) -> str:
     """Return the outermost module around one of which the other side reads no parameter either."""
     parent = module.rpartition(".")[0]
@@ -431,12 +423,8 @@ def _outermost(module: str, other: Side) -> str:
     return _outermost(parent, other)
 
 
-def _paths(c: Comparison, claims: list[Claim]) -> Fields:
-    return _called(c, claims, [m.fact.row.name.rpartition(".")[0] for m in claims])
-
-
 @cause(
-    "module_call", of="parameter", spread=spread.reading, more=_paths, group=_direction,
+    "module_call", of="parameter", spread=spread.reading, more=_called, group=_direction,
     says="module{s} {paths} {is_} {used}{at}, {was} {was_used} in {graph_before}",
     fix="use the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
@@ -446,19 +434,10 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
     made = {name.text for name in other.snapshot.root_names.values()}
     leaf, updating = fact.row.vertices[0], update_lines(side)
-    views = side.downstream([leaf], lambda k: k in side.unmatched and is_view(side[k]))
     return (
         bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
         and any(position(side[user].site) not in updating for user in side.users[leaf])
-        and not any(
-            _is_alone(side[user].scope, other) and side.partner[user] < 0
-            for user in side.users[leaf]
-        )
-        and not any(
-            other.partner[k] >= 0 and (other[k].is_leaf or is_view(other[k]))
-            for k in _in_place_of(c, fact, views)
-        )
     )
 
 
@@ -548,11 +527,64 @@ def _option(c: Comparison, fact: Fact) -> bool:
     return not fact.row.name and classes[0] != classes[1]
 
 
+def _updated(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return whether parameters are updated, and why: they are frozen, or where gradients end."""
+    is_new, names = claims[0].fact.is_new, {claim.fact.row.name for claim in claims}
+    side, other = (c.b, c.a) if is_new else (c.a, c.b)
+    before, now = (each.snapshot.modules for each in (side, other))
+    why = ""
+    if all(now.get(name) and not before.get(name) for name in names):
+        why = f": `requires_grad` is {is_new}, was {not is_new}"
+    elif not _has_gradients(c, other, names) and (ends := _gradient_ends(side, names)):
+        lines = dict.fromkeys(
+            f"`{c.source.statement(v.site) or v.op}`{in_brackets(v.site)}" for v in ends
+        )
+        it = spread.forms(many=len(claims) > 1)["it"]
+        reaches = (
+            f"a gradient reaches {it}, it ended"
+            if is_new
+            else f"no gradient reaches {it}, it ends"
+        )
+        where = f"{'between' if len(lines) > 1 else 'at'} {' and '.join(lines)}"
+        why = f": {reaches} {where}, as by `.detach()` or `torch.no_grad()`"
+    fields = _new_or_gone("updated", "not updated", "updated", "was_updated")(c, claims)
+    return {**fields, "why": why}
+
+
+def _has_gradients(c: Comparison, side: Side, names: set[str]) -> bool:
+    """Return whether some parameters have gradients, or an optimizer alone left them out."""
+    results = {name.text for name in side.snapshot.root_names.values()}
+    notes = [[n[::2] for n in each.record.key.optimizers] for each in (c.a, c.b)]
+    return notes[0] != notes[1] or any(f"{name}.grad" in results for name in names)
+
+
+def _gradient_ends(side: Side, names: set[str]) -> list[Vertex]:
+    """Return the last op that reads some parameters, and the first with others behind it.
+
+    None if one of them is in one graph alone.
+    """
+    updating, leaves = update_lines(side), side.snapshot.leaf_names.items()
+
+    def is_forward(k: int) -> bool:
+        return not side[k].backward and position(side[k].site) not in updating
+
+    own, others = (
+        side.downstream((k for k, n in leaves if n.text in wanted), is_forward)
+        for wanted in (names, side.updated - names)
+    )
+    views = {k for k in own if side[k].is_leaf or is_view(side[k])}
+    alone = own.keys() - views - others.keys()
+    read, behind = (
+        [k for k in ops if not wanted.isdisjoint(o for o, _ in side[k].operands)]
+        for ops, wanted in ((alone, views), (others, alone))
+    )
+    ends = [max(read), min(behind)] if read and behind else []
+    return [side[k] for k in ends if min(side.partner[o] for o in ends) >= 0]
+
+
 @cause(
-    "update", of="update", spread=spread.owner,
-    group=_direction,
-    more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
-    says="parameter{s} {names} {is_} {updated}{at}, {was} {was_updated} in {graph_before}",
+    "update", of="update", spread=spread.owner, group=_direction, more=_updated,
+    says="parameter{s} {names} {is_} {updated}{at}, {was} {was_updated} in {graph_before}{why}",
     fix="nothing to do where both come back: with and without the update is one graph each",
 )  # fmt: skip
 def _update(c: Comparison, fact: Fact) -> bool:
@@ -799,17 +831,21 @@ def _rounds(c: Comparison, claims: list[Claim]) -> Fields:
     times = "once" if fields["now"] == 1 else f"{fields['now']} times"
     scope = c.b[row.vertices[0]].scope
     ops = f"ops of module `{scope}`" if scope else "ops"
-    return {**fields, "times": times, "what": "loop" if row.more["loop"] else ops}
-
-
-def _in_each_round(c: Comparison, claims: list[Claim]) -> Fields:
-    mark, line = c.b.record.key.ended_by
-    first = claims[0].fact.row.more["loop"][1]
-    return {**_rounds(c, claims), "mark": f"{mark}{at(line)}", "first": first}
+    # A loop that holds the boundary runs once in a graph.
+    (mark, line), loop = c.b.record.key.ended_by, row.more["loop"]
+    what = "loop" if loop and not in_loop(line, loop) else ops
+    first = loop[1] if loop else ""
+    return {
+        **fields,
+        "times": times,
+        "what": what,
+        "mark": f"{mark}{at(line)}",
+        "first": first,
+    }
 
 
 @cause(
-    "graph_break", of="loop", spread=spread.line, more=_in_each_round,
+    "graph_break", of="loop", spread=spread.line, more=_rounds,
     says="graph break: {mark} stands in the loop of line {first} and ends the graph in each round: "
     "it ran {times} here, {before} in {graph_before}",
     fix="read values after the loop, or keep them in a list and read that after it",
@@ -1031,12 +1067,6 @@ def _same_op(fact: Fact) -> bool:
     return old.op == new.op
 
 
-def _is_slice(fact: Fact) -> bool:
-    """Return whether an op is a slice on both sides, whose position is a number on one."""
-    ops = {AT_CONSTANTS.get(vertex.op, vertex.op) for vertex in _vertices(fact)}
-    return len(ops) == 1 and not _same_op(fact)
-
-
 def _call(fact: Fact) -> object:
     """Return what facts about one call have in common."""
     old, new = _vertices(fact)
@@ -1092,39 +1122,6 @@ _AS_TENSOR = (
 _FEW_VALUES = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
 
 
-def _readers(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    fact, scope = claims[0].fact, claims[0].fact.row.more["visit"][2]
-    rows = [row.text if row else "no op" for row in (fact.before, fact.now)]
-    module = f" in module `{scope}`" if scope else ""
-    return {"before": rows[0], "now": rows[1], "module": module}
-
-
-@cause(
-    "wiring", of="read", spread=spread.reading, more=_readers, fix=PATH_FIX,
-    says="input `{name}` is read by {now}{module}{at}, by {before} in {graph_before}{others}",
-)  # fmt: skip
-def _read_elsewhere(c: Comparison, fact: Fact) -> bool:
-    """Return whether the same op of a module reads an input more or less often.
-
-    What a module makes of its inputs, as of two that are one, stands in no line of the program;
-    a line that one side has alone may call it.
-    """
-    visit, inputs = fact.row.more["visit"], c.a.read & c.b.read - c.a.snapshot.modules
-    is_known = bool(visit[2]) and visit in c.a.visited & c.b.visited
-    # An op that was put in front of the reader is a path of its own.
-    return (
-        is_known
-        and c.a.lines == c.b.lines
-        and fact.row.name in inputs
-        and not any(
-            not side[k].is_leaf and k in side.unmatched
-            for reader, *pair in c.substitutions
-            if reader in fact.row.vertices or c.b.partner[reader] in fact.row.vertices
-            for side, k in zip((c.a, c.b), pair, strict=True)
-        )
-    )
-
-
 def _also(claims: list[Claim]) -> str:
     """Return how many other calls have the first one's change."""
     calls = {_call(claim.fact) for claim in claims} - {_call(claims[0].fact)}
@@ -1152,7 +1149,11 @@ def _sizes_of(fact: Fact) -> tuple[tuple[int, int], ...]:
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     old, new = _vertices(fact)
     shapes = [[*map(shape_of, vertex.types)] for vertex in (old, new)]
-    if _is_slice(fact):
+    if (
+        not _same_op(fact)
+        and len({AT_CONSTANTS.get(v.op, v.op) for v in (old, new)}) == 1
+    ):
+        # A slice on both sides, whose position is a number on one.
         return shapes[0] != shapes[1]
     # What reads other types follows from them, beside what it is given.
     reads = [row.more["reads"] for row in fact.both]

@@ -349,6 +349,8 @@ def results(comparison: Comparison) -> Iterator[Fact]:
             called = (
                 f"`{name.text}` {type_}" if name else f"{type_} of {side[vertex].op}"
             )
+            if copied := original(side, vertex):
+                called += f" (a copy of `{copied}`)"
             row = Row(
                 (type_,),
                 called,
@@ -369,6 +371,15 @@ def results(comparison: Comparison) -> Iterator[Fact]:
                 },
             )
             yield Fact("result", None if is_now else row, row if is_now else None)
+
+
+def original(side: Side, vertex: int) -> str:
+    """Return the name of the input of which a vertex gives the elements; empty where of none."""
+    k = vertex
+    while is_view(side[k]):
+        k = side[k].operands[0][0]
+    name = side.name(k)
+    return name.text if name is not None and k != vertex else ""
 
 
 @table("update")
@@ -432,7 +443,7 @@ def modules(side: Side) -> Table:
     """Modules that have parameters, by path, whether the graph reads them or not."""
     owned: dict[str, list[str]] = {}
     for name in sorted(
-        side.snapshot.modules | {n.text for n in side.all_names if n.in_module}
+        side.snapshot.modules.keys() | {n.text for n in side.all_names if n.in_module}
     ):
         for path in prefixes(name):
             owned.setdefault(path, []).append(name)
@@ -443,8 +454,12 @@ def modules(side: Side) -> Table:
         vertices = [leaves.get(name, made.get(name, -1)) for name in names]
         inside = tuple(k for k in vertices if k >= 0)
         recorded = (k for k, v in enumerate(side.vertices) if in_scope(v.scope, path))
-        found[path] = Row("", path, path, inside, site=side.site(recorded),
-                          more={"parameters": len(names)})  # fmt: skip
+        copied = {
+            original(side, made.get(name, 0)).removesuffix(name[len(path) :])
+            for name in names
+        }
+        found[path] = Row("", path, path, inside, site=side.site(recorded) or side.site(inside),
+                          more={"parameters": len(names), "copied": copied})  # fmt: skip
     return found
 
 
@@ -623,25 +638,6 @@ def _by_line(side: Side, vertices: Iterable[int]) -> dict[_Line, list[int]]:
     )
 
 
-@table("read")
-def reads(side: Side) -> Table:
-    """How often the ops of each line and module read each input, through views."""
-    found: dict[tuple[str, str, Position | None, str], list[int]] = {}
-    for leaf, name in side.snapshot.leaf_names.items():
-        if name.holder in OF_PROGRAM:
-            continue
-        for view in side.downstream([leaf], lambda k: is_view(side[k])):
-            for k in side.users[view]:
-                key = _visit(side[k])
-                if key is not None:
-                    found.setdefault((name.text, *key[:3]), []).append(k)
-    return {
-        key: Row(len(where), plural(len(where), "op"), key[0], tuple(where),
-                 site=side[where[0]].site, more={"visit": key[1:]})
-        for key, where in found.items()
-    }  # fmt: skip
-
-
 def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
     """Return how often a loop ran, before and now, by how often its line recorded each op.
 
@@ -701,12 +697,6 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             found.setdefault(loop or tuple(keys), []).append((rounds, both, loop))
     for parts in found.values():
         pair, loop = max((p[0] for p in parts), key=lambda r: (max(r) / min(r), -max(r))), parts[0][2]  # fmt: skip
-        if loop and any(
-            row.value == tables[0].get(key, Row(0)).value >= max(pair)
-            and in_loop(row.site, loop)
-            for key, row in tables[1].items()
-        ):
-            continue  # it ran as often, and a branch in it did not
         old, new = (
             Row(pair[which], str(pair[which]), "", vertices,
                 site=side[vertices[0]].site, more={"loop": loop})

@@ -681,9 +681,10 @@ def _blocks(
         return _repeated(graph, unmatched, what, ends)
     claimed: set[int] = set()
     said = []
-    groups = sorted(
-        _groups(modules), key=lambda paths: -sum(len(modules[path]) for path in paths)
-    )
+    # Modules whose names differ in their last number, as a row of layers has them.
+    rows = groupby(sorted(modules, key=_order), key=lambda path: _order(path)[:2])
+    groups = [list(same) for _, same in rows]
+    groups.sort(key=lambda paths: -sum(len(modules[path]) for path in paths))
     for paths in groups[:_MOST]:
         members = {node for path in paths for node in modules[path]}
         if members <= ends:
@@ -757,12 +758,6 @@ def _prefixes(scope: str) -> list[_Path]:
     plain = _CONTROL.sub("", _AROUND.sub("", scope))
     parts = [part for part in re.split(r"[./]", plain) if part]
     return [tuple(parts[:end]) for end in range(1, len(parts) + 1)]
-
-
-def _groups(modules: Iterable[_Path]) -> Iterator[list[_Path]]:
-    """Yield modules whose names differ in their last number, as a row of layers has them."""
-    for _, same in groupby(sorted(modules, key=_order), key=lambda p: _order(p)[:2]):
-        yield list(same)
 
 
 def _order(path: _Path) -> tuple[_Path, str, int]:

@@ -50,7 +50,10 @@ def explain(
 ) -> Explanation:
     """Return why a graph with its snapshot had to be compiled; there is at least one cause."""
     runs = list(_latest(history))
-    alone = _over_limit(record) or (None if len(history) else _first_trace(record))
+    alone = _over_limit(record)
+    if alone is None and not len(history):
+        first, end = "the first graph of this process", record.key.ended_by[1]
+        alone = Cause(kind="first_trace", text=first, now=end)
     if alone is not None:
         return _explanation(record, (alone,))
     closest = nearest(record, history)
@@ -426,11 +429,6 @@ def _failed_guards(record: Record) -> Iterator[Cause]:
                   "at": at(note.site), "texts": note.text}  # fmt: skip
         text = causes.GUARD_SAYS.format_map(fields)
         yield Cause(kind="guard", text=text, fix=causes.GUARD_FIX, now=note.site)
-
-
-def _first_trace(record: Record) -> Cause:
-    at_end = record.key.ended_by[1]
-    return Cause(kind="first_trace", text="the first graph of this process", now=at_end)
 
 
 def _new_program(record: Record, source: Source) -> Cause:

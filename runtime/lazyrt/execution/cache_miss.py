@@ -31,7 +31,7 @@ from lazygraph.explain.model import (
     StepKey,
 )
 from lazygraph.explain.why import evicted, explain
-from lazygraph.snapshot import AUTOGRAD, Name, Origin
+from lazygraph.snapshot import AUTOGRAD, FROZEN, Name, Origin
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
@@ -234,7 +234,7 @@ _began_after: Boundary = ("", None)
 _fallbacks: deque[tuple[str, SourceLocation | None]] = deque(maxlen=_MAX_FALLBACKS)
 _guards: deque[GuardNote] = deque(maxlen=_MAX_GUARDS)
 _buckets: BucketNote | None = None
-_modules: frozenset[str] = frozenset()
+_modules: dict[str, bool] = {}
 _Names = dict[int, list[Name]]
 
 
@@ -311,9 +311,8 @@ def describe(
         optimizers=hooks.optimizers(by_buffer),
         buckets=_buckets,
     )
-    record = graph_registry.create(
-        key, graph, snapshot_of(graph, names, origins, modules, saved), step
-    )
+    snapshot = snapshot_of(graph, names, origins, modules, saved)
+    record = graph_registry.create(key, graph, snapshot, step)
     record.explanation = _explanation(record)
     return record
 
@@ -362,7 +361,7 @@ def _names_of_buffers() -> _Names:
 
 def _names_and_origins(
     graph: Canonical, by_buffer: _Names
-) -> tuple[dict[Value, Name], dict[Value, Origin], frozenset[str], set[Value]]:
+) -> tuple[dict[Value, Name], dict[Value, Origin], dict[str, bool], set[Value]]:
     """Return names of roots and inputs, origins of inputs, names in modules, and saved roots."""
     global _modules
     names: dict[Value, Name] = {}
@@ -401,8 +400,8 @@ def _names_and_origins(
     names.update(_as_read(graph, several))
     # A parameter that two modules share is one of each.
     every = (name for found in by_buffer.values() for name in found)
-    modules = frozenset(name.text for name in every if name.in_module)
-    if modules != _modules:  # else one set serves all graphs
+    modules = {n.text: n.holder == FROZEN for n in every if n.in_module}
+    if modules != _modules:  # else one table serves all graphs
         _modules = modules
     return names, origins, _modules, set(graph.roots) - held
 

@@ -424,6 +424,7 @@ def encode_record(record: CompiledGraph) -> bytes:
         "root_names": [[k, *name] for k, name in snapshot.root_names.items()],
         "random": sorted(snapshot.random),
         "modules": sorted(snapshot.modules),
+        "frozen": sorted(name for name, is_frozen in snapshot.modules.items() if is_frozen),
         "saved": sorted(snapshot.saved),
         "optimizers": key.optimizers,
         "results": [[op, _numbered(site, sites), name] for op, site, name in record.results],
@@ -517,6 +518,6 @@ def _snapshot(data: Any, sites: list[SourceLocation | None]) -> Snapshot:
         {k: Name(text, holder) for k, text, holder in data["leaf_names"]},
         {k: Name(text, holder) for k, text, holder in data["root_names"]},
         random=frozenset(data["random"]),
-        modules=frozenset(data["modules"]),
+        modules={name: name in data.get("frozen", ()) for name in data["modules"]},
         saved=frozenset(data.get("saved", ())),
     )

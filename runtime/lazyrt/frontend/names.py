@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lazygraph.snapshot import AUTOGRAD, OF_LBFGS, Name
+from lazygraph.snapshot import AUTOGRAD, FROZEN, OF_LBFGS, Name
 from lazyrt.execution import deferred_asserts
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import library_namespaces, locals_of, namespaces
@@ -93,6 +93,8 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     for waiting, holder in elsewhere():
         walk.add_late(waiting, holder)
     walk.run()
+    for key, name in walk.frozen:
+        walk.holders[key].append(name)
     return walk.holders
 
 
@@ -101,10 +103,12 @@ class Walk:
 
     Attributes:
         holders: By the identity of each buffer, where it was found, shortest path first.
+        frozen: Parameters that require no gradient, with the identities of their buffers.
     """
 
     def __init__(self) -> None:
         self.holders: dict[int, list[Name]] = {}
+        self.frozen: list[tuple[int, Name]] = []
         self._of_views: dict[int, list[Name]] = {}
         self._queue: deque[tuple[Name, Any, int]] = deque()
         self._late: list[tuple[Name, Any, int]] = []
@@ -235,6 +239,8 @@ class Walk:
             found = table.setdefault(id(buffer), [])
             if len(found) < _MAX_HOLDERS and name not in found:
                 found.append(name)
+                if name.holder == "module" and is_own and not tensor.requires_grad:
+                    self.frozen.append((id(buffer), Name(name.text, FROZEN)))
         # A parameter that is frozen may have one from before.
         may_have = tensor.requires_grad or type(tensor) is torch.nn.Parameter
         gradient = _gradient(tensor) if may_have else None

@@ -289,13 +289,13 @@ def snapshot_of(
     graph: Canonical,
     names: Mapping[Value, Name] | None = None,
     origins: Mapping[Value, Origin] | None = None,
-    modules: frozenset[str] = frozenset(),
+    modules: Mapping[str, bool] | None = None,
     saved: Container[Value] = (),
 ) -> Snapshot:
     """Return the snapshot of a graph.
 
     Names are the user's of leaves and roots; a buffer that the step overwrites is both, as a
-    parameter is. `modules` names all parameters and buffers of modules, and `saved` are the roots
+    parameter is. `modules` names all parameters and buffers of modules, and says which are frozen; `saved` are the roots
     that autograd alone holds.
     """
     names, origins = names or {}, origins or {}
@@ -314,7 +314,7 @@ def snapshot_of(
         {k: names[root] for k, root in enumerate(graph.roots) if root in names},
         {numbers[leaf]: origins[leaf] for leaf in graph.data if leaf in origins},
         frozenset(node.op.name for node in graph.nodes if node.op.is_random),
-        modules,
+        modules or {},
         frozenset(k for k, root in enumerate(graph.roots) if root in saved),
     )
 

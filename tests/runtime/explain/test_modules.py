@@ -1,5 +1,7 @@
 """Modules that come, go, are called, built again, or switch between training and evaluation."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -258,3 +260,71 @@ def test_a_layer_that_is_skipped_among_equal_ones_has_its_name_with_an_optimizer
         optimizer.step()
 
     assert "module `blocks.1` is not used" in the_cause("module_call").text
+
+
+def test_a_task_more_is_one_cause_though_its_loss_is_one_more_of_a_list():
+    model, x = Heads().to(DEVICE), ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for tasks in ("a", "ab"):
+        with lazyrt.step():
+            optimizer.zero_grad()
+            losses = [model(x, task).square().mean() for task in tasks]
+            sum(losses).backward()
+            optimizer.step()
+            del losses
+
+    assert "module `model.heads.b` is used" in the_cause("module_call").text
+
+
+def test_a_layer_that_a_loop_passes_by_is_one_cause_though_layers_are_added_to():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+            self.skipped = -1
+
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                if number == self.skipped:
+                    continue
+                x = x + torch.tanh(layer(x))
+            return x
+
+    model, x = Residual().to(DEVICE), ones(2, 4)
+    for model.skipped in (-1, 2):
+        with lazyrt.step():
+            total = model(x).sum()
+
+    assert total.dim() == 0
+    assert "module `model.layers.2` is not used" in the_cause("module_call").text
+
+
+def test_a_copy_of_a_model_that_is_kept_is_called_a_copy():
+    model, x = stack(nn.Linear(4, 2)), ones(2, 4)
+    best = None
+    for step in range(2):
+        with lazyrt.step():
+            total = model(x).sum()
+            if step:
+                best = copy.deepcopy(model)
+
+    assert best is not None
+    assert total.dim() == 0
+    cause = the_cause("module_added")
+    assert "module `best` was added: 4 parameters, a copy of `model` at" in cause.text
+    assert "after the copy" in cause.fix
+
+
+def test_a_copy_of_weights_in_a_dict_is_called_a_copy_of_them():
+    model, x = nn.Linear(4, 2).to(DEVICE), ones(2, 4)
+    best: dict[str, torch.Tensor] = {}
+    for step in range(2):
+        with lazyrt.step():
+            total = model(x).sum()
+            if step:
+                best = {k: v.clone() for k, v in model.state_dict().items()}
+
+    assert best
+    assert total.dim() == 0
+    text = the_cause("live_tensor").text
+    assert "] (a copy of `model." in text

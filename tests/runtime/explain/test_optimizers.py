@@ -282,3 +282,52 @@ def test_of_two_optimizers_of_a_class_the_one_that_rests_is_named_by_its_paramet
     text = the_cause("update").text
     assert text.startswith("parameters `first.")
     assert "are not updated" in text
+    assert "gradient" not in text
+
+
+class Probe(nn.Module):
+    """A head on an encoder, which may be left without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+        self.head = nn.Linear(3, 2)
+        self.detaches = False
+
+    def forward(self, x):
+        features = self.encoder(x)
+        if self.detaches:
+            features = features.detach()
+        return self.head(features)
+
+
+def fit(model, x, optimizer):
+    with lazyrt.step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def test_parameters_in_front_of_a_detach_are_named_with_the_lines_between_which_it_is():
+    model, x = Probe().to(DEVICE), ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for model.detaches in (False, True):
+        fit(model, x, optimizer)
+
+    text = the_cause("update").text
+    assert (
+        "no gradient reaches them, it ends between `features = self.encoder(x)`" in text
+    )
+    assert " and `return self.head(features)` (" in text
+    assert "requires_grad" not in text
+
+
+def test_frozen_parameters_are_named_with_their_flag_before_and_now():
+    model, x = Probe().to(DEVICE), ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for needs in (True, False):
+        model.encoder.requires_grad_(needs)
+        fit(model, x, optimizer)
+
+    text = the_cause("update").text
+    assert text.endswith(": `requires_grad` is False, was True")

@@ -514,10 +514,10 @@ def test_a_module_that_is_called_twice_has_its_name_and_is_no_loop():
 
 def test_what_another_line_makes_in_the_place_of_a_value_names_both_lines():
     def of_the_user():
-        return torch.zeros(3, device=DEVICE)
+        return torch.linspace(0, 1, 3, device=DEVICE)
 
     def by_default():
-        return torch.zeros(3, device=DEVICE, dtype=torch.float32)
+        return torch.linspace(0, 2, 3, device=DEVICE)
 
     x = ones(3)
     for begin in (of_the_user, by_default):
@@ -528,5 +528,5 @@ def test_what_another_line_makes_in_the_place_of_a_value_names_both_lines():
     cause = the_cause("code_path")
     assert cause.before.function == "of_the_user"
     assert cause.now.function == "by_default"
-    assert f"aten.zeros.default at {cause.now} is in the place of" in cause.text
+    assert f"aten.linspace.default at {cause.now} is in the place of" in cause.text
     assert cause.text.endswith(f" at {cause.before}")
