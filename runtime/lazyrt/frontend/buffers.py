@@ -208,10 +208,6 @@ def _permute_back(_parent: Value, args: tuple[Any, ...], value: Value) -> Value:
     return _recorded(aten.permute.default, value, tuple(back))
 
 
-def _view_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
-    return _recorded(aten.view.dtype, value, parent.dtype)
-
-
 def _expand_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
     if math.prod(value.shape) != math.prod(parent.shape):
         raise _RepeatedElementsError(_REPEATED)
@@ -235,7 +231,7 @@ _INVERSES: dict[str, _Inverse] = {
     "aten.slice.Tensor": _scatter(aten.slice_scatter.default),
     "aten.diagonal.default": _scatter(aten.diagonal_scatter.default),
     "aten.as_strided.default": _scatter(aten.as_strided_scatter.default),
-    "aten.view.dtype": _view_back,
+    "aten.view.dtype": lambda parent, _a, v: _recorded(aten.view.dtype, v, parent.dtype),
     "aten.view_as_real.default": lambda _p, _a, v: _recorded(aten.view_as_complex.default, v),
     "aten.view_as_complex.default": lambda _p, _a, v: _recorded(aten.view_as_real.default, v),
     # Views of their own instead of torch's conjugate and negative bits, which each kernel and

@@ -89,14 +89,6 @@ def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
-    """`aten._nested_tensor_from_mask_left_aligned`: whether to go on with a nested tensor.
-
-    The device has none, so `nn.TransformerEncoder` goes on with the padded one.
-    """
-    return False
-
-
 def covariance(
     self: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> torch.Tensor:  # fmt: skip
@@ -163,7 +155,8 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "matmul.out": into_out("matmul.out", torch.matmul),
     "kron.out": into_out("kron.out", torch.kron),
     "native_batch_norm.out": into_out("native_batch_norm.out", torch.native_batch_norm),
-    "_nested_tensor_from_mask_left_aligned": is_left_aligned,
+    # The device has no nested tensor, so `nn.TransformerEncoder` goes on with the padded one.
+    "_nested_tensor_from_mask_left_aligned": lambda _tensor, _mask: False,
 }
 
 

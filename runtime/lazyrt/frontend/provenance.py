@@ -277,13 +277,10 @@ def library_caller(depth: int = 1) -> SourceLocation | None:
     if caller is None or not _is_installed(caller.f_code.co_filename):
         return None
     for each in outward(caller):
-        if not is_library(each.f_code) and not _is_launcher(each.f_code.co_filename):
+        folder = Path(each.f_code.co_filename).parent.name  # of a program that launches
+        if not is_library(each.f_code) and folder not in {"bin", "Scripts"}:
             return site_of(caller)
     return None
-
-
-def _is_launcher(name: str) -> bool:
-    return Path(name).parent.name in {"bin", "Scripts"}
 
 
 def is_library(code: CodeType) -> bool:
@@ -729,7 +726,7 @@ def _of_compiled(
     around, called, compiled, _ = found
     assert compiled is not None
     module = compiled.module or called
-    inner = tuple(map(_with_cell, filter(_is_users, compiled.stack)))
+    inner = [_with_cell(s) for s in compiled.stack if not is_library_file(s.file)]
     stack = (*around, *inner)[-_MAX_STACK:]
     site = stack[-1] if stack else None
     innermost = compiled.stack[-1:]
@@ -743,10 +740,6 @@ def _of_compiled(
     return Provenance(
         called_at, module, BackwardOf(*running, forward), around, scope, name
     )
-
-
-def _is_users(site: SourceLocation) -> bool:
-    return not is_library_file(site.file)
 
 
 def _with_cell(site: SourceLocation) -> SourceLocation:
