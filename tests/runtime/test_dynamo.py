@@ -735,3 +735,16 @@ def test_numbers_of_the_cpu_are_written_where_they_are_and_counted_as_writes():
     assert [number.item() for number in numbers] == [4.0, 9]
     assert [number.item() for number in kept] == [2.0, 7]
     assert result.tolist() == [4.0, 4.0]
+
+
+def test_norms_of_numbers_of_the_cpu_are_those_of_each():
+    def scaled(numbers, x):
+        norms = torch._foreach_norm(numbers)
+        return x * norms[1]
+
+    compiled = torch.compile(scaled, backend="lazyrt")
+    numbers = [torch.tensor(-3.0), torch.tensor(4.0)]
+
+    result = compiled(numbers, torch.ones(2, device=DEVICE))
+
+    assert result.tolist() == [4.0, 4.0]

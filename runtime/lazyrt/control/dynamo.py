@@ -566,7 +566,9 @@ def _func_for_vectors(node: torch.fx.Node) -> OpOverload | None:
         return None
     overload = _OVERLOADS[target._overloadname]
     func = getattr(getattr(aten, packet, None), overload, None)
-    return func if isinstance(func, OpOverload) else None
+    if not isinstance(func, OpOverload) or torch.Tag.pointwise not in func.tags:
+        return None  # a norm of a vector is one number
+    return func
 
 
 def _are_numbers(parts: Any) -> bool:
