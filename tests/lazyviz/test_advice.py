@@ -4,6 +4,7 @@ import linecache
 import queue
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -302,7 +303,7 @@ def train(loader, seconds):
 
 @pytest.mark.lazy_only("it is about steps of one execution")
 def test_a_wait_for_a_thread_of_the_loader_is_told_as_such():
-    given = queue.Queue()
+    given: queue.Queue[Any] = queue.Queue()
 
     def batches(count):
         for _ in range(count):

@@ -4,6 +4,7 @@ import ast
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import pytest
@@ -105,7 +106,9 @@ def example(name, folder):
             (folder / "rank-0.out").write_text("trained\n")
             return Launched(folder, (0,), 0.0)
         case "ProfileDiff":
-            profile = SimpleNamespace(steps=(), gaps=(), lines=(), reads=())
+            profile: Any = SimpleNamespace(
+                steps=(), gaps=(), waits=(), lines=(), reads=()
+            )
             return ProfileDiff(profile, profile)
         case "Strip":
             return Strip(fallbacks=(Fallback(op="aten.bincount", site="a.py:3"),))

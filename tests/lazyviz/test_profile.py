@@ -245,7 +245,8 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
 
 
 def test_what_is_no_path_is_refused_by_name(taken):
-    for refused in (lazyviz.profile, taken.save, Profile.load):
+    calls: list[Any] = [lazyviz.profile, taken.save, Profile.load]
+    for refused in calls:
         with pytest.raises(ProfileError, match=r"got 5, which is int and no path"):
             refused(5)
 
@@ -752,7 +753,9 @@ def test_a_program_from_disk_whose_lines_have_moved_costs_lines_of_the_graph():
         lazyrt.mark_step()
     run = next(run for run in profile._device.runs if run.program is not None)
     assert run.program is not None
-    nodes = lazyrt.compiled_graphs()[-1].graph.nodes
+    graph = lazyrt.compiled_graphs()[-1].graph
+    assert graph is not None
+    nodes = graph.nodes
     first, scoped = line_of("first product"), line_of("in a scope")
     # Each stands where the other one stood, or nowhere.
     moved = run.program.text.replace(f" line={first} ", f" line={2 * first - scoped} ")

@@ -31,6 +31,10 @@ class Known:
     reads: tuple[Any, ...] = ()
 
 
+def compared(before: Any, after: Any) -> ProfileDiff:
+    return ProfileDiff(before, after)
+
+
 def steps(*lengths, name="train", first=0, numbered=True):
     return tuple(
         StepTime(
@@ -62,7 +66,7 @@ def test_the_line_that_made_the_difference_is_named():
     )
     after = Known(steps(50, 50), (gap(9, 6),), lines=(device(3, 22),))
 
-    found = ProfileDiff(before, after)
+    found = compared(before, after)
 
     assert (found.before_ns, found.after_ns) == (60 * MS, 50 * MS)
     assert found.sentence == (
@@ -79,7 +83,7 @@ def test_a_read_that_waits_less_for_the_device_is_named():
     before = Known(steps(60, 60), (gap(9, 4),), (read,), (device(3, 24),))
     after = Known(steps(41, 41), (gap(9, 2),), lines=(device(3, 22),))
 
-    found = ProfileDiff(before, after)
+    found = compared(before, after)
 
     assert found.sentence.endswith(
         "Most of it: train.py:8 waits for the device 0 ns a step, was 20 ms."
@@ -89,13 +93,11 @@ def test_a_read_that_waits_less_for_the_device_is_named():
 def test_a_step_takes_what_all_steps_take_together_where_one_waits_for_many():
     before, after = Known(steps(*[10] * 10)), Known(steps(*[1] * 9, 81))
 
-    assert ProfileDiff(before, after).sentence.startswith(
-        "A step takes 9.0 ms, was 10 ms"
-    )
+    assert compared(before, after).sentence.startswith("A step takes 9.0 ms, was 10 ms")
 
 
 def test_steps_are_aligned_by_the_users_number():
-    found = ProfileDiff(Known(steps(1, 2, 3, first=0)), Known(steps(20, 30, first=1)))
+    found = compared(Known(steps(1, 2, 3, first=0)), Known(steps(20, 30, first=1)))
 
     assert [(p.before.step_num, p.after.step_num) for p in found.pairs] == [
         (1, 1),
@@ -107,7 +109,7 @@ def test_steps_without_numbers_are_aligned_in_order_within_their_name():
     before = (*steps(1, name="eval", numbered=False), *steps(2, 3, numbered=False))
     after = steps(20, 30, 40, numbered=False)
 
-    found = ProfileDiff(Known(before), Known(after))
+    found = compared(Known(before), Known(after))
 
     assert [(p.before.duration_ns, p.after.duration_ns) for p in found.pairs] == [
         (2 * MS, 20 * MS),
@@ -125,7 +127,7 @@ def test_the_steps_of_both_are_drawn_from_the_same_moment_on_with_what_ran_in_th
     )  # the second begins at 100
     other = Span("step", "scope", "forward", 100 * MS, 101 * MS, None)
 
-    view = ProfileDiff(Known(before, spans=(ran, other)), Known(after)).timeline
+    view = compared(Known(before, spans=(ran, other)), Known(after)).timeline
 
     assert view.lanes == ["was: step", "was: device", "now: step"]
     drawn = [(s.lane, s.start_ns // MS, s.duration_ns // MS) for s in view.spans]
@@ -159,9 +161,9 @@ def looped(*lengths, reads):
 def test_a_read_that_became_rarer_has_what_was_predicted_beside_what_it_takes():
     each = looped(*[16] * 20, reads=20)
 
-    (said,) = ProfileDiff(each, looped(*[10, 12] * 10, reads=2)).predictions
-    (other,) = ProfileDiff(each, looped(*[14] * 20, reads=2)).predictions
-    (unsure,) = ProfileDiff(each, looped(*[1, 41] * 10, reads=2)).predictions
+    (said,) = compared(each, looped(*[10, 12] * 10, reads=2)).predictions
+    (other,) = compared(each, looped(*[14] * 20, reads=2)).predictions
+    (unsure,) = compared(each, looped(*[1, 41] * 10, reads=2)).predictions
 
     assert said == (
         "The read at train.py:9, in one of 10 steps instead of each: the earlier profile predicts "
@@ -172,11 +174,11 @@ def test_a_read_that_became_rarer_has_what_was_predicted_beside_what_it_takes():
         "They differ by more than ± 0 ns, as steps vary: the prediction takes" in other
     )
     assert unsure.endswith("so this run says nothing about the prediction.")
-    assert ProfileDiff(each, each).predictions == ()
+    assert compared(each, each).predictions == ()
 
 
 def test_profiles_of_different_steps_say_so():
-    found = ProfileDiff(Known(steps(1, name="train")), Known(steps(1, name="eval")))
+    found = compared(Known(steps(1, name="train")), Known(steps(1, name="eval")))
 
     assert found.sentence.startswith("No step is in both profiles")
     assert found.text() == found.sentence
