@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.diff import group_hunks, nested_diffs, operations
 from lazygraph.explain.hlo_causes import state_of
-from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.graph import CONSTANT, PARAMETER, grouped
 from lazygraph.trace import TUPLES
 from lazyviz.draw.boxes import node_box
 from lazyviz.draw.model import MARKS, Box, DrawGraph, clip, path_text
@@ -211,7 +211,7 @@ class Union:
 
     def _rank(self, group: HunkGroup) -> int:
         causes = self.causes.intersection(self._spots(group.exemplar))
-        if any(self._is_input(spot, "changed") for spot in causes):
+        if any(map(self._is_changed_input, causes)):
             return 0
         return 1 + all(self.side(side).ops[node] == PARAMETER for side, node in causes)
 
@@ -231,24 +231,9 @@ class Union:
         What one side alone does, and another op, begin a change. Any other node follows from what
         it reads, if that changed and its own sizes are all that is new about it.
         """
-        begun = self._begun
-        # How many numbers an input packs is no cause beside the operations that read them.
-        resized = {("b", y) for _, y in self.found.resized_inputs}
-        packed = {spot for spot in begun if self._is_input(spot, "changed")} - resized
-        return begun - packed or begun
-
-    def _is_input(self, spot: Spot, what: Change) -> bool:
-        """Return whether a node is an input to which so much happened."""
-        side, node = spot
-        return self.changes[spot] == what and self.side(side).ops[node] == PARAMETER
-
-    @cached_property
-    def _begun(self) -> frozenset[Spot]:
         changes, found = self.changes, self.found
-        redone = {
-            (side, node)
-            for side, nodes in zip("ab", found.redone, strict=True)
-            for node in nodes
+        redone = {("a", x) for x in found.redone[0]} | {
+            ("b", y) for y in found.redone[1]
         }
         inputs = ((found.a.types[x], found.b.types[y]) for x, y in found.resized_inputs)
         ratios = {1.0}.union(*itertools.starmap(_ratios, inputs))
@@ -269,23 +254,27 @@ class Union:
             if is_own:
                 begun.add(spot)
         if found.begun is not None:
-            begun = set(filter(self._does_what_begins, begun)) or begun
-        return frozenset(begun)
+            own = {
+                s
+                for s in begun
+                if not all(found.is_alike(*side[:2]) for side in self.sides(s) if side)
+            }
+            begun = own or begun
+        # How many numbers an input packs is no cause beside the operations that read them.
+        packed = set(filter(self._is_changed_input, begun))
+        packed -= {("b", y) for _, y in found.resized_inputs}
+        return frozenset(begun - packed or begun)
 
-    def _does_what_begins(self, spot: Spot) -> bool:
-        """Return whether a node does one of the operations with which a known difference begins."""
-        sides = (side for side in self.sides(spot) if side is not None)
-        return not all(self.found.is_alike(side.graph, side.node) for side in sides)
+    def _is_changed_input(self, spot: Spot) -> bool:
+        side, node = spot
+        is_changed = self.changes[spot] == "changed"
+        return is_changed and self.side(side).ops[node] == PARAMETER
 
     def operations(self) -> frozenset[Operation]:
         """Return with which of the framework's operations the programs begin to differ."""
-        found: set[Operation] = set()
-        for spot in self.causes:
-            for side in self.sides(spot):
-                found |= (
-                    operations(side.graph, side.node) if side is not None else set()
-                )
-        return frozenset(found)
+        sides = (side for spot in self.causes for side in self.sides(spot) if side)
+        done = (operations(side.graph, side.node) for side in sides)
+        return frozenset(itertools.chain.from_iterable(done))
 
     def _follows_within(self, spot: Spot) -> bool:
         """Return whether all that is new about a pair follows, in what it calls, from its inputs."""
@@ -349,7 +338,7 @@ class Union:
         units: set[_Unit] = set()
         first: set[Spot] = set()  # on which a view opens: inputs, else the first place
         room = max(4, budget // 3)
-        inputs = {spot for spot in self.causes if self._is_input(spot, "changed")}
+        inputs = set(filter(self._is_changed_input, self.causes))
         for group in self.places:
             spots = self._connected(group.exemplar, len(self.changes))
             rest = [spot for spot in spots if spot not in self.causes]
@@ -423,9 +412,7 @@ class Union:
         depth = max(map(len, paths.values()))
         while depth and len({path[:depth] for path in paths.values()}) > room:
             depth -= 1
-        groups: dict[tuple[str, ...], list[Spot]] = {}
-        for spot in spots:
-            groups.setdefault(paths[spot][:depth], []).append(spot)
+        groups = grouped((paths[spot][:depth], spot) for spot in spots)
         boxes = list(drawn.boxes)
         where: dict[Spot, int] = {}
         for k, box in enumerate(boxes):
@@ -476,14 +463,9 @@ class Union:
         """Return what is so many edges from a node, on both sides; the nearest if it is too much."""
         found, edge = {spot: None}, [spot]
         for _ in range(hops):
-            edge = [
-                near
-                for each in edge
-                for near in self._neighbours(each)
-                if near not in found
-            ]
-            for each in edge[: budget - len(found)]:
-                found[each] = None
+            near = (each for spot in edge for each in self._neighbours(spot))
+            edge = [each for each in near if each not in found]
+            found |= dict.fromkeys(edge[: budget - len(found)])
         return self._drawing(list(found), {}, set())
 
     def _with_context(
@@ -540,11 +522,15 @@ class Union:
             spot = unit.spot
             near = () if spot in chosen else self._neighbours(spot)
             hidden = sum(1 for each in near if each not in position)
-            is_pale = spot in self.changes and spot not in self.causes
-            box = replace(self._box(spot), hidden=hidden, is_first=spot in first)
-            box = replace(box, follows=is_pale)
-            numbers = tuple(self.number(*s) for s in dict.fromkeys([spot, *members]))
-            boxes.append(replace(box, count=chosen.get(spot, 1), members=numbers))
+            box = replace(
+                self._box(spot),
+                hidden=hidden,
+                is_first=spot in first,
+                follows=spot in self.changes and spot not in self.causes,
+                count=chosen.get(spot, 1),
+                members=tuple(self.number(*s) for s in dict.fromkeys([spot, *members])),
+            )
+            boxes.append(box)
         drawn = sum(1 for spot in position if spot in self.changes)
         return DrawGraph(
             boxes=tuple(boxes),

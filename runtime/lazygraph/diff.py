@@ -420,17 +420,17 @@ class GraphDiff:
         return _regrouped(self)
 
     @cached_property
-    def redone(self) -> tuple[frozenset[int], frozenset[int]]:
+    def redone(self) -> tuple[set[int], set[int]]:
         """Nodes of a and of b without a partner, or with another op, that do what both programs do.
 
         Such operations are compiled in another way, or have longer lists, which follows from what
         else differs. There are none where nothing else does.
         """
         nodes_a, nodes_b = self._replaced
-        a = frozenset(node for node in nodes_a if self.is_alike(self.a, node))
-        b = frozenset(node for node in nodes_b if self.is_alike(self.b, node))
+        a = {node for node in nodes_a if self.is_alike(self.a, node)}
+        b = {node for node in nodes_b if self.is_alike(self.b, node)}
         is_cause_left = self.resized_inputs or nodes_a - a or nodes_b - b
-        return (a, b) if is_cause_left else (frozenset(), frozenset())
+        return (a, b) if is_cause_left else (set(), set())
 
     @cached_property
     def _replaced(self) -> tuple[set[int], set[int]]:
@@ -446,33 +446,33 @@ class GraphDiff:
         """Return whether both programs do alike what a node of one does, with what it calls."""
         if graph.ops[node] in lists.GETTERS:
             node = graph.operands[node][0]
-        if graph.ops[node] == PARAMETER and self.begun is None:
-            return False
         if (node if graph is self.b else self.partner_a[node]) in self.uneven:
             return True
         done = operations(graph, node)
-        if graph.ops[node] == PARAMETER and not done:
+        if graph.ops[node] == PARAMETER and (self.begun is None or not done):
             return False
-        if self._lone is not None:
-            return done.isdisjoint(self._lone)
-        return done <= self._as_often
+        return done.isdisjoint(self._lone)
 
     @cached_property
-    def _lone(self) -> frozenset[Operation] | None:
-        """Operations that one program does alone, as far as that is known.
+    def _lone(self) -> set[Operation] | frozenset[Operation]:
+        """Operations that one program does alone, or does more often among what has no partner.
 
         In compiled ones how many instructions do an operation is the compiler's choice.
         """
         if self.begun is not None:
             return self.begun
-        if not (is_compiled(self.a) and is_compiled(self.b)):
-            return None
-        a, b = _operations_of_module(self.a), _operations_of_module(self.b)
-        return frozenset(a ^ b) if a and b else None
-
-    @cached_property
-    def _as_often(self) -> set[Operation]:
-        """Operations that equally many nodes do on both sides, of those without a partner."""
+        sides = (self.a, self.b)
+        if all(map(is_compiled, sides)):
+            whole, other = (
+                {
+                    op
+                    for part in graph.source.computations.values()
+                    for op in _done(graph, part)
+                }
+                for graph in sides
+            )
+            if whole and other:
+                return whole ^ other
         a, b = (
             Counter(
                 each
@@ -480,9 +480,9 @@ class GraphDiff:
                 if graph.ops[node] not in lists.GETTERS
                 for each in operations(graph, node)
             )
-            for graph, nodes in zip((self.a, self.b), self._replaced, strict=True)
+            for graph, nodes in zip(sides, self._replaced, strict=True)
         )
-        return {each for each in a if each[1] and a[each] == b[each]}
+        return {each for each in a | b if a[each] != b[each] or not each[1]}
 
     @cached_property
     def resized_inputs(self) -> list[tuple[int, int]]:
@@ -553,12 +553,10 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     ours = (*found.removed, *(x for x, _ in pairs))
     others = (*found.added, *(y for _, y in pairs))
     if lists.work(a, ours, called_graphs) & lists.work(b, others, called_graphs):
-        split = _matched(*(lists.split(each, called_graphs) for each in (a, b)))
-        orders = lists.orders(a, b, called_graphs, split.partner_b)
-        aligned = _matched(a, _with_lists_as(b, orders))
-        aligned.reordered = sum(x.places != sorted(x.places) for x in orders.values())
-        shorter = _with_other_lengths(a, b, split)
-        return min(found, aligned, shorter, key=attrgetter("cost"))
+        paired = _by_entries(a, b)
+        aligned = _matched(a, paired.b)
+        aligned.reordered = paired.reordered
+        return min(found, aligned, paired, key=attrgetter("cost"))
     return found
 
 
@@ -567,40 +565,36 @@ def called_graphs(graph: Graph, node: int) -> list[Graph]:
     return [callee_graph(graph, name) for _, name in callees(graph, node)]
 
 
-def _with_lists_as(b: Graph, orders: dict[int, lists.Order]) -> Graph:
-    """Return a graph whose ops on lists have the entries in other orders."""
-    new: dict[int, tuple[Label, tuple[int, ...]]] = {}
-    for whole, (label, places, operands) in orders.items():
-        nodes = lists.results(b)[whole]
-        types = ", ".join(b.types[nodes[k]] for k in places)
-        shown = b.types[whole] if whole in nodes.values() else f"({types})"
-        new[whole] = label._replace(type=shown), operands
-        for place, k in enumerate(places) if whole not in nodes.values() else ():
-            picked = b.label(nodes[k])._replace(attrs=f"index={place}")
-            new[nodes[k]] = picked, b.operands[nodes[k]]
-    return b.relabelled(new)
-
-
-def _with_other_lengths(a: Graph, b: Graph, split: GraphDiff) -> GraphDiff:
-    """Return a difference in which ops on lists of other lengths are pairs, and so are their entries.
-
-    `split` is that of the graphs with each entry as an op of its own.
-    """
+def _by_entries(a: Graph, b: Graph) -> GraphDiff:
+    """Return a difference in which ops on lists are paired by what they do for each entry."""
+    split = _matched(*(lists.split(each, called_graphs) for each in (a, b)))
     partner_a, partner_b = [*split.partner_a], [*split.partner_b]
+    orders = lists.orders(a, b, called_graphs, split.partner_b)
+    results, uneven = lists.results(b), set()
     new: dict[int, tuple[Label, tuple[int, ...]]] = {}
-    pairs = lists.shorter(a, b, called_graphs, split.partner_b)
-    for whole, (of, places) in pairs.items():
-        for one, other, node in (
-            (partner_a, partner_b, of),
-            (partner_b, partner_a, whole),
-        ):
-            if one[node] >= 0:
-                other[one[node]] = -1
+    for whole, (of, label, places, operands) in orders.items():
+        nodes = results[whole]
+        new[whole] = label._replace(type=b.types[whole]), operands
+        if whole in nodes.values():
+            continue
+        for known, other in ((partner_a[of], partner_b), (partner_b[whole], partner_a)):
+            if known >= 0:
+                other[known] = -1
         partner_a[of], partner_b[whole] = whole, of
-        for k, node in lists.results(b)[whole].items():
-            label = b.label(node)._replace(attrs=f"index={places[k]}")
-            new[node] = label, b.operands[node]
-    return GraphDiff(a, b.relabelled(new), partner_a, partner_b, None, pairs.keys())
+        if len(operands) != len(a.operands[of]):
+            uneven.add(whole)
+        if len(nodes) == len(places):
+            types = ", ".join(
+                b.types[nodes[k]] for k in sorted(places, key=places.__getitem__)
+            )
+            new[whole] = label._replace(type=f"({types})"), operands
+        for k, node in nodes.items():
+            picked = b.label(node)._replace(attrs=f"index={places[k]}")
+            new[node] = picked, b.operands[node]
+    found = GraphDiff(a, b.relabelled(new), partner_a, partner_b, uneven=uneven)
+    rows = ([*each.places.values()] for each in orders.values())
+    found.reordered = sum(row != sorted(row) for row in rows)
+    return found
 
 
 def _matched(a: Graph, b: Graph) -> GraphDiff:
@@ -673,16 +667,6 @@ def callee_graph(graph: Graph, name: str) -> Graph:
 Operation = tuple[str, str, str]
 """An operation of a framework: its module, its name, its line."""
 
-_BACKWARD = " (backward)"
-
-
-def _operations_of_module(graph: Graph) -> set[Operation]:
-    """Return which of the framework's operations all of a module does."""
-    computations = graph.source.computations.values()
-    inside = (raw for each in computations for raw in _told(each))
-    found = {_operation(graph.origin_of(raw)) for raw in inside}
-    return {each for each in found if each[1]}
-
 
 def operations(graph: Graph, node: int) -> set[Operation]:
     """Return which of the framework's operations a node does, with what it calls; an input its name."""
@@ -690,28 +674,28 @@ def operations(graph: Graph, node: int) -> set[Operation]:
         name = graph.holders.get(node) or graph.origin(node).op_name
         return {(PARAMETER, name, "")} if name else set()
     source = graph.source
-    op = graph.ops[node] if source is None else ""
-    found = {_operation(graph.origin(node), op)}
+    found = {_operation(graph.origin(node), "" if source else graph.ops[node])}
     names = [name for _, name in callees(graph, node)]
     for name in names if isinstance(source, HloModule) else ():
         computation = source.computations[name]
-        found |= {_operation(graph.origin_of(raw)) for raw in _told(computation)}
+        found |= _done(graph, computation)
         inner = (computation.table[form] for form in {*computation.forms})
         further = {each for form in inner for _, each in called(form, source)}
         names += sorted(further - {*names})
     return found
 
 
-def _told(computation: Computation) -> Iterator[str]:
-    """Yield the metadata of what a computation computes."""
-    for raw, form in zip(computation.metadata, computation.forms, strict=True):
-        if computation.table[form].op != PARAMETER:
-            yield raw
+def _done(graph: Graph, computation: Computation) -> set[Operation]:
+    """Return the operations that a computation says it does itself."""
+    rows = zip(computation.metadata, computation.forms, strict=True)
+    told = {raw for raw, k in rows if computation.table[k].op != PARAMETER}
+    found = {_operation(graph.origin_of(raw)) for raw in told}
+    return {each for each in found if each[1]}
 
 
 def _operation(origin: Origin, op: str = "") -> Operation:
-    scope = origin.scope.removesuffix(_BACKWARD.strip()).strip()
-    return scope, (origin.op_name or op).removesuffix(_BACKWARD), origin.site
+    scope = origin.scope.removesuffix("(backward)").strip()
+    return scope, (origin.op_name or op).removesuffix(" (backward)"), origin.site
 
 
 def is_compiled(graph: Graph) -> bool:

@@ -515,3 +515,15 @@ def test_a_diff_opens_on_the_layer_that_was_dropped(lab, form):
     assert "AdamW: `exp_avg` of 2 parameters" in str(view)
     assert "<b>inputs" not in view.explorer.overview()
     assert view.explorer._program.places[0].exemplar.scope.startswith("0")
+
+
+def test_an_optimizers_lists_are_pairs_in_another_order_and_with_fewer_tensors(lab):
+    code = "net, _ = made(second=False); parameters = [*net.parameters()][::-1]\n"
+    view = compared(lab, code + "train(net, torch.optim.AdamW(parameters), 6)", "ir")
+    found = view.diff
+
+    assert not any("_foreach" in found.b.ops[node] for node in found.added)
+    assert not any("_foreach" in found.a.ops[node] for node in found.removed)
+    own = {box.label for box in view.explorer.shown.boxes if not box.follows}
+    assert not any("getitem" in label or "_foreach" in label for label in own)
+    assert found.reordered > 0

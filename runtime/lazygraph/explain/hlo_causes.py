@@ -56,10 +56,10 @@ def _reasons(
 ) -> list[str]:
     """Return what the ops say; within what is called, inputs and sizes follow from those outside."""
     ends = _with_outputs(found)
-    (_, new_nodes, _), (_, gone_nodes, _) = _left(found, (set(), set()))
-    gone = _blocks(found.a, gone_nodes, "removed", ends[0])
-    new = _blocks(found.b, new_nodes, "added", ends[1])
-    claimed = gone[1], new[1]
+    (_, left_b, _), (_, left_a, _) = _left(found, found.redone)
+    gone = _blocks(found.a, left_a, "removed", ends[0])
+    new = _blocks(found.b, left_b, "added", ends[1])
+    claimed = gone[1] | found.redone[0], new[1] | found.redone[1]
     edits = _edits(found)
     said = [*found.causes] or [*new[0], *gone[0]]
     said += _inputs(found, claimed) if depth == _DEPTH else []
@@ -307,9 +307,8 @@ def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
 
 def _left(found: GraphDiff, claimed: _Sides) -> list[tuple[Graph, list[int], str]]:
     """Return both programs with what each does alone and no sentence counts yet."""
-    known = claimed[0] | found.redone[0], claimed[1] | found.redone[1]
-    new = [node for node in found.added if node not in known[1]]
-    gone = [node for node in found.removed if node not in known[0]]
+    new = [node for node in found.added if node not in claimed[1]]
+    gone = [node for node in found.removed if node not in claimed[0]]
     return [(found.b, new, "new"), (found.a, gone, "gone")]
 
 
@@ -424,10 +423,6 @@ def _outputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     added, removed = found.outputs.added, found.outputs.removed
     if len(added) == len(removed):  # A replaced result is no further one.
         return
-    removed, added = (
-        tuple(node for node in ends if node not in redone)
-        for ends, redone in zip((removed, added), found.redone, strict=True)
-    )
     sides = zip(_left(found, claimed), (added, removed), claimed[::-1], strict=True)
     for (graph, left, what), ends, counted in sides:
         nodes, outputs = set(left), [node for node in ends if node not in counted]
@@ -497,16 +492,13 @@ def _without_readers(
 
 def _redone(found: GraphDiff) -> Iterator[str]:
     """Yield how much a compiler made anew of operations that both programs have."""
-    counts = [
-        sum(graph.ops[node] not in TUPLES for node in nodes)
-        for graph, nodes in zip((found.a, found.b), found.redone, strict=True)
-    ]
-    if any(counts) and is_compiled(found.b):
-        parts = [
-            f"{plural(count, 'instruction')} {'is' if count == 1 else 'are'} {what}"
-            for count, what in zip(counts, ("gone", "new"), strict=True)
-            if count
-        ]
+    parts = []
+    sides = zip((found.a, found.b), found.redone, ("gone", "new"), strict=True)
+    for graph, nodes, what in sides if is_compiled(found.b) else ():
+        if count := sum(graph.ops[node] not in TUPLES for node in nodes):
+            is_ = "is" if count == 1 else "are"
+            parts.append(f"{plural(count, 'instruction')} {is_} {what}")
+    if parts:
         yield f"compiled otherwise: {' and '.join(parts)} for what both programs do"
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.graph import CONSTANT, PARAMETER, Label
+from lazygraph.graph import CONSTANT, PARAMETER, Label, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -32,10 +31,11 @@ class Entry(NamedTuple):
 
 
 class Order(NamedTuple):
-    """An op in another program's order: its label, its entries' indices here, what it reads."""
+    """An op in the order of one of another program: that, its label, its entries' places, its operands."""
 
+    of: int
     label: Label
-    places: list[int]
+    places: dict[int, int]
     operands: tuple[int, ...]
 
 
@@ -125,82 +125,53 @@ def split(graph: Graph, callees: Callees) -> Graph:
     return graph.relabelled(new)
 
 
-class Shorter(NamedTuple):
-    """An op that has some of another one's entries.
-
-    Attributes:
-        of: The other op.
-        places: For each of its results, which of the other's it is, or a new one.
-    """
-
-    of: int
-    places: dict[int, int]
-
-
-def shorter(
-    a: Graph, b: Graph, callees: Callees, partners: Sequence[int]
-) -> dict[int, Shorter]:
-    """Return the ops on lists of `b` that do what one of `a` does, to more or fewer entries.
-
-    Those of both have one order. Arguments as for `orders`.
-    """
-    of_a = results(a)
-    at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}
-    found: dict[int, Shorter] = {}
-    for whole, nodes in results(b).items():
-        pairs = {k: at[partners[n]] for k, n in nodes.items() if partners[n] in at}
-        ((of, count),) = Counter(w for w, _ in pairs.values()).most_common(1) or [
-            (-1, 0)
-        ]
-        if of < 0 or len(of_a[of]) == len(nodes) or 2 * count <= len(nodes):
-            continue
-        keys = [
-            {e.key for e in entries(*each, callees)} for each in ((a, of), (b, whole))
-        ]
-        if keys[0] != keys[1]:
-            continue
-        places = {k: place for k, (w, place) in pairs.items() if w == of}
-        if [*places.values()] == sorted(places.values()):
-            new = itertools.count(max(of_a[of]) + 1)
-            every = {k: places[k] if k in places else next(new) for k in nodes}
-            found[whole] = Shorter(of, every)
-    return found
-
-
 def orders(
     a: Graph, b: Graph, callees: Callees, partners: Sequence[int]
 ) -> dict[int, Order]:
-    """Return the ops on lists of `b` that have the entries of one of `a` in another order.
+    """Return the ops on lists of `b` that do for their entries what one of `a` does for its own.
 
     `callees` gives the graphs that a node calls, `partners` for each node of `b` its partner in
     `a`, or -1, where each result is an op of its own.
     """
-    of_a = results(a)
+    of_a, of_b = results(a), results(b)
     at = {node: (w, k) for w, nodes in of_a.items() for k, node in nodes.items()}
-    found = {}
-    for whole, nodes in results(b).items():
-        pairs = {k: at.get(partners[node], (-1, -1)) for k, node in nodes.items()}
-        partner = next(iter(pairs.values()))[0]
-        places = {place: k for k, (_, place) in pairs.items()}
-        order = [places.get(k, -1) for k in range(len(nodes))]
-        if {w for w, _ in pairs.values()} != {partner} or sorted(order) != sorted(
-            nodes
-        ):
+    shared = grouped(
+        ((at[partners[node]][0], whole), (k, at[partners[node]][1]))
+        for whole, nodes in of_b.items()
+        for k, node in nodes.items()
+        if partners[node] in at
+    )
+    found: dict[int, Order] = {}
+    taken: set[int] = set()
+    for (of, whole), pairs in sorted(shared.items(), key=lambda each: -len(each[1])):
+        if of in taken or whole in found:
             continue
-        target, own = entries(a, partner, callees), entries(b, whole, callees)
-        if min(len(target), len(own)) <= max(nodes):
+        places = dict(pairs)
+        target, own = entries(a, of, callees), entries(b, whole, callees)
+        if len(target) <= max(of_a[of]) or len(own) <= max(of_b[whole]):
             continue
-        reads, label = [*b.operands[whole]], a.label(partner)
-        if [each.key for each in target] != [own[k].key for k in order]:
-            if not is_on_lists(b.ops[whole]) or len({each.key for each in own}) > 1:
-                continue
-            target, label = own, b.label(whole)
-        elif len(reads) != len(a.operands[partner]):
+        free = (k for k in itertools.count() if k not in places.values())
+        every = {k: places[k] if k in places else next(free) for k in range(len(own))}
+        order = sorted(every, key=every.__getitem__)
+        keys = [each.key for each in target], [own[k].key for k in order]
+        layout, label = own, b.label(whole)
+        if len(target) != len(own):
+            is_alike = {*keys[0]} == {*keys[1]} and whole not in of_b[whole].values()
+        elif keys[0] == keys[1]:
+            layout, label = target, a.label(of)
+            is_alike = len(a.operands[of]) == len(b.operands[whole])
+        else:
+            is_alike = is_on_lists(label.op) and len({*keys[1]}) == 1
+        slots = [(layout[j].slots, own[k].slots) for j, k in enumerate(order)]
+        if not is_alike or any(len(one) != len(other) for one, other in slots):
             continue
-        for place, k in enumerate(order):
-            for slot, other in zip(target[place].slots, own[k].slots, strict=True):
-                reads[slot] = b.operands[whole][other]
-        found[whole] = Order(label, order, tuple(reads))
+        reads: dict[int, int] = {}
+        for j in sorted(range(len(order)), key=lambda j: order[j] in places):
+            reads |= zip(*slots[j], strict=True)
+        operands = b.operands[whole]
+        row = tuple(operands[reads.get(slot, slot)] for slot in range(len(operands)))
+        taken.add(of)
+        found[whole] = Order(of, label, every, row)
     return found
 
 
