@@ -255,13 +255,38 @@ def nll_loss_backward(
     return lax.select(hit, expand(spread, x.shape), zeros_like(x))
 
 
+def _multilabel_margins(x: Array, target: Array, reduction: int) -> tuple[Array, Array]:
+    """Return the loss, and which classes are targets: those before the first negative label."""
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    kept = jnp.cumprod(labels >= 0, axis=-1) > 0
+    places = jnp.where(kept, labels, 0)
+    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
+    is_target = jnp.any(hits, axis=1)
+    scores = jnp.take_along_axis(rows, places, axis=1)
+    margins = 1 - (scores[:, :, None] - rows[:, None, :])
+    counted = (margins > 0) & kept[:, :, None] & ~is_target[:, None, :]
+    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
+    return _reduced(losses, reduction), is_target
+
+
+@lowers("aten.multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(
+    ctx: OpContext, x: Array, target: Array, reduction: int
+) -> tuple[Array, Array]:
+    (x,) = ctx.cast(x)
+    loss, is_target = _multilabel_margins(x, target, reduction)
+    marks = lax.convert_element_type(is_target, x.dtype)
+    return lax.reshape(loss, ctx.out.shape), lax.reshape(marks, target.shape)
+
+
 @lowers("aten.multilabel_margin_loss_backward.default")
 def multilabel_margin_loss_backward(
     ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int, *_: Any
 ) -> Array:
     grad, x = ctx.cast(grad, x)
-    name, marks = "multilabel_margin_loss_forward", ctx.args[4]
-    return ctx.pulled_back(grad, [x], [target, reduction], name, marks)[0]
+    loss, pull = jax.vjp(lambda v: _multilabel_margins(v, target, reduction)[0], x)
+    gradient: Array = pull(lax.reshape(grad, loss.shape))[0]
+    return gradient
 
 
 # ----------------------------------------------------------------- along a sequence
