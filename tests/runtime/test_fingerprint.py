@@ -516,6 +516,7 @@ def test_a_graph_keeps_no_tensor_alive():
     assert len(graph) == 1
 
 
+@pytest.mark.lazy_only("is about pending graphs")
 @pytest.mark.parametrize(
     ("given", "left_out"),
     [
@@ -539,6 +540,7 @@ def test_a_dtype_that_an_op_gives_anyway_makes_no_other_program(given, left_out)
     assert len(found) == 1
 
 
+@pytest.mark.lazy_only("is about pending graphs")
 def test_a_dtype_that_an_op_does_not_give_by_itself_counts():
     made = [torch.zeros(2, device=DEVICE, dtype=d) for d in (torch.float64, None)]
 
