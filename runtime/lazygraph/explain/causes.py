@@ -1149,11 +1149,8 @@ def _sizes_of(fact: Fact) -> tuple[tuple[int, int], ...]:
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     old, new = _vertices(fact)
     shapes = [[*map(shape_of, vertex.types)] for vertex in (old, new)]
-    if (
-        not _same_op(fact)
-        and len({AT_CONSTANTS.get(v.op, v.op) for v in (old, new)}) == 1
-    ):
-        # A slice on both sides, whose position is a number on one.
+    slices = {AT_CONSTANTS.get(vertex.op, vertex.op) for vertex in (old, new)}
+    if len(slices) == 1 and not _same_op(fact):  # its position is a number on one side
         return shapes[0] != shapes[1]
     # What reads other types follows from them, beside what it is given.
     reads = [row.more["reads"] for row in fact.both]

@@ -36,9 +36,7 @@ _MAX_INSIDE = 12
 _CLIP = 60
 _LEAVES = frozenset({PARAMETER, CONSTANT})
 _OTHERWISE = re.compile(r"#|sharding|replica_groups|source_target_pairs|device_list")
-
-
-_DEPTH = 3
+_DEPTH = 3  # of what is called within what is called
 
 
 def sentences(found: GraphDiff) -> list[str]:

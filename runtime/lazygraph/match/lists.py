@@ -150,7 +150,8 @@ def orders(
         target, own = entries(a, of, callees), entries(b, whole, callees)
         if len(target) <= max(of_a[of]) or len(own) <= max(of_b[whole]):
             continue
-        free = (k for k in itertools.count() if k not in places.values())
+        given = {*places.values()}
+        free = (k for k in itertools.count() if k not in given)
         every = {k: places[k] if k in places else next(free) for k in range(len(own))}
         order = sorted(every, key=every.__getitem__)
         keys = [each.key for each in target], [own[k].key for k in order]
