@@ -82,18 +82,33 @@ def test_a_small_graph_is_built_once():
     assert tiers_of(found, "tier up") == []
 
 
-def test_the_optimised_build_of_the_disk_is_taken_at_once(tmp_path):
+@pytest.mark.parametrize("tier", ["tiered", "optimised"])
+def test_a_restart_begins_by_the_fast_build_if_the_disk_has_it(tmp_path, tier):
     with config.scoped(cache_dir=tmp_path):
-        first = Training()
-        losses = [first.step()]
+        with config.scoped(compile_tier=tier):
+            losses = [Training().step()]
         wait_for_builds()
         cold_start()
-        with recorded(events.CompileFinished) as found:
-            losses.append(Training().step())
+        with recorded(events.CompileFinished, events.BuildSwapped) as found:
+            again = Training()
+            losses.append(again.step())
+            wait_for_builds()
+            again.step()
 
+    read = [e for e in found if isinstance(e, events.CompileFinished)]
     assert losses[0] == pytest.approx(losses[1])
-    assert tiers_of(found, "step") == ["optimised"]
-    assert tiers_of(found, "tier up") == []
+    assert {e.source for e in read} == {"disk"}
+    if tier == "tiered":
+        assert (tiers_of(read, "step"), tiers_of(read, "tier up")) == (
+            ["fast"],
+            ["optimised"],
+        )
+        assert len(found) == len(read) + 1
+    else:
+        assert (tiers_of(read, "step"), tiers_of(read, "tier up")) == (
+            ["optimised"],
+            [],
+        )
 
 
 def test_inside_frozen_the_build_stays():

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.lazy_only("is about executables of steps")
 
 
 @pytest.fixture(autouse=True)
-def _fast():
+def _fast(monkeypatch):
+    monkeypatch.setattr(linked, "_LAUNCH", 0)  # cuts models of few small layers, too
     cold_start()
     linked._programs.clear()
     with config.scoped(compile_tier="fast", cache_dir=None, share_layers=True):
@@ -103,6 +104,17 @@ def test_more_equal_layers_are_more_launches_of_as_many_programs():
         counts[layers] = build().program_count, build().launch_count
 
     assert counts == {4: (5, 11), 6: (5, 15)}
+
+
+def test_few_layers_stay_whole_as_launches_cost_more_than_compiling_saves(monkeypatch):
+    monkeypatch.undo()
+    found = {}
+    for layers in (2, 12):
+        cold_start()
+        train(Model(layers), DEVICE)
+        found[layers] = isinstance(build(), linked.LinkedExecutable)
+
+    assert found == {2: False, 12: True}
 
 
 def test_a_step_stays_one_graph_one_compile_and_one_execution():

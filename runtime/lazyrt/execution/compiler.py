@@ -261,14 +261,16 @@ def tier_up(
     future.add_done_callback(finish)
 
 
-def saves_time_in_two_tiers(graph: Canonical, key: str) -> bool:
-    """Return whether to run a graph by its fast build while the optimised one is made.
+def saves_time_in_two_tiers(graph: Canonical, optimised: str, fast: str) -> bool:
+    """Return whether to run a graph by its fast build while the optimised one is made or read.
 
-    Not where the disk has it; nor where the fixed part of a compile, which both builds have,
-    is most of it; nor on several devices or processes, which must run the same build.
+    Not where the disk has the optimised one alone; nor where the fixed part of a compile, which
+    both builds have, is most of it; nor on several devices or processes, which must run the same
+    build.
     """
     several = processes_of(graph.nodes) or mesh_of(graph) is not None
-    return len(graph.nodes) > _FEW and not several and not cache.has(key)
+    is_first = cache.has(fast) or not cache.has(optimised)
+    return len(graph.nodes) > _FEW and not several and is_first
 
 
 @contextlib.contextmanager

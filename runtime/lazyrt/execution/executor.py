@@ -491,13 +491,13 @@ def _make_plan(
     key = compiler.graph_key(graph, donated_args, fast=fast)
     placements = partitioning.placements_of(graph, _kept_shardings())
     known = compiler.lookup(key)
-    in_two_tiers = (
-        known is None
-        and config.compile_tier == "tiered"
-        and compiler.saves_time_in_two_tiers(graph, key)
-    )
-    if in_two_tiers:  # the optimised build may be under way
-        known = compiler.lookup(compiler.graph_key(graph, donated_args, fast=True))
+    first = key  # of the build that runs first
+    in_two_tiers = False
+    if known is None and config.compile_tier == "tiered":
+        fast_key = compiler.graph_key(graph, donated_args, fast=True)
+        in_two_tiers = compiler.saves_time_in_two_tiers(graph, key, fast_key)
+        if in_two_tiers:  # the optimised build may be under way
+            first, known = fast_key, compiler.lookup(fast_key)
     counts = Counter(events.base_name(node.op.name) for node in graph.nodes)
     ops = tuple(sorted(counts.items()))
     _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
@@ -513,7 +513,7 @@ def _make_plan(
             )
             graph_registry.admit(key, record)
     else:
-        with compiler.reading_ahead(key):
+        with compiler.reading_ahead(first):
             record = cache_miss.describe(
                 graph, list(donated_args), record, boundary, fast=fast
             )

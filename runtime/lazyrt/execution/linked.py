@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _Layer = tuple[str, int, bool]
 # The fixed part of a fast compile on a CPU, in results of ops: 0.05 s, where one takes 1 ms.
 _PROGRAM = 50
+# What a launch costs the host in a hundred steps, of 0.15 ms each: as long a fast build of few
+# layers runs until the optimised one is made.
+_LAUNCH = 15
 _MIN_LAYERS = 2  # what is equal, and what lies between
 # Foreach ops whose argument for all entries is one tensor.
 _NOT_BY_ENTRY = ("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
@@ -75,8 +78,8 @@ class _Unit:
 def parts_of(graph: Canonical) -> list[Part]:
     """Return the parts of a graph in an order in which they can run.
 
-    There are none where compiling them takes as long as compiling the whole: XLA's time grows
-    with the results of ops, and each program takes as long as `_PROGRAM` of them more.
+    There are none where that saves no time: XLA's grows with the results of ops, each program
+    takes as long as `_PROGRAM` of them more, and each part is launched by itself.
     """
     # Ops on lists are in pieces of one layer each.
     owners = _owners(graph)
@@ -104,7 +107,8 @@ def parts_of(graph: Canonical) -> list[Part]:
     parts = [part for part in parts if part.results]
     different = {part.key: part.graph for part in parts}
     separate = sum(_PROGRAM + _size(each.nodes) for each in different.values())
-    return parts if separate < _PROGRAM + _size(graph.nodes) else []
+    separate += _LAUNCH * len(parts)
+    return parts if separate < _PROGRAM + _LAUNCH + _size(graph.nodes) else []
 
 
 def _size(nodes: Iterable[Node]) -> int:
