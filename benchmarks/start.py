@@ -71,7 +71,11 @@ def run(options: Namespace) -> Report:
         for size in sizes
         for peer in peers
     }
-    restarts = {size: _restart(size) for size in sizes}
+    restarts = {
+        (size, tier): _restart(size, tier)
+        for size in sizes
+        for tier in ("optimised", "tiered")
+    }
     sites, site_goal = _sites(
         [layers for layers, width in sizes if width == sizes[0][1]]
     )
@@ -183,12 +187,17 @@ _RESTART_PARTS = (
     "beyond torch's",
 )
 _Start = dict[str, dict[str, float]]  # seconds of each part, by clock
+_Starts = dict[tuple[_Size, str], dict[str, _Start]]  # of each size and tier, by caches
 
 
-def _restart(size: _Size) -> dict[str, _Start]:
+def _restart(size: _Size, tier: str) -> dict[str, _Start]:
     """Return what a process takes with empty disk caches and with full ones."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ, LAZYRT_CACHE_DIR=str(Path(folder, "cache")))
+        environment = dict(
+            os.environ,
+            LAZYRT_CACHE_DIR=str(Path(folder, "cache")),
+            LAZYRT_COMPILE_TIER=tier,
+        )
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules have code
         environment["PYTHONPYCACHEPREFIX"] = str(Path(folder, "code"))
         starts = [
@@ -201,13 +210,13 @@ def _restart(size: _Size) -> dict[str, _Start]:
     }
 
 
-def _restarts(restarts: dict[_Size, dict[str, _Start]]) -> Table:
+def _restarts(restarts: _Starts) -> Table:
     rows: list[list[Cell]] = [
         [
-            f"{_name(size, 'lazyrt')}, {kind} caches",
+            f"{_name(size, 'lazyrt')}, {tier}, {kind} caches",
             *(f"{each['wall'][p]:.2f} / {each['cpu'][p]:.2f}" for p in _RESTART_PARTS),
         ]
-        for size, kinds in restarts.items()
+        for (size, tier), kinds in restarts.items()
         for kind, each in kinds.items()
     ]
     title = (
@@ -216,7 +225,7 @@ def _restarts(restarts: dict[_Size, dict[str, _Start]]) -> Table:
     return Table(title, ("", *_RESTART_PARTS), rows)
 
 
-def _restart_goal(restarts: dict[_Size, dict[str, _Start]]) -> Goal:
+def _restart_goal(restarts: _Starts) -> Goal:
     beyond = [
         (full["wall"]["beyond torch's"], full["cpu"]["beyond torch's"])
         for full in (kinds["full"] for kinds in restarts.values())
