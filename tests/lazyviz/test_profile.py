@@ -787,7 +787,8 @@ def test_layers_that_share_a_program_have_their_own_time(monkeypatch):
         model(x).square().mean().backward()  # the loss
         optimizer.step()
 
-    with lazyrt.config.scoped(compile_tier="fast", share_layers=True):
+    shared = {"compile_tier": "fast", "share_layers": True, "cache_dir": None}
+    with lazyrt.config.scoped(**shared):
         for _ in range(2):
             step()
         lazyrt.wait()
