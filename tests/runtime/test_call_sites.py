@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from collections import OrderedDict
 from typing import Any
 
 import jax.numpy as jnp
@@ -201,6 +202,26 @@ def test_equal_modules_at_another_call_site_have_their_own_names():
         lazyrt.mark_step()
 
     assert names == ["0", "1"]
+
+
+def test_models_of_other_depths_at_one_line_have_their_own_names():
+    found = {}
+    for depth in (1, 2, 3):
+        layers = [nn.Linear(4, 4) for _ in range(depth)]
+        parts = {"layers": nn.Sequential(*layers), "head": nn.Linear(4, 4)}
+        net = nn.Sequential(OrderedDict(parts)).to(DEVICE)
+        x = torch.ones(2, 4, device=DEVICE)
+        lazyrt.mark_step()
+        y = net(x)
+        nodes = lazyrt.pending_graph(y).nodes
+        found[depth] = [
+            n.provenance.module for n in nodes if n.op.name == "aten.addmm.default"
+        ]
+        lazyrt.mark_step()
+
+    assert found == {
+        depth: [*(f"layers.{k}" for k in range(depth)), "head"] for depth in (1, 2, 3)
+    }
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -123,11 +123,20 @@ _cell_namer: Callable[[str], int | None] | None = None
 library_files: dict[str, bool] = {}
 _sites: dict[tuple[str, int, str], SourceLocation] = {}
 _MAX_PLACES = 100_000
-_Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
 # The path of an inner module by its id and the outermost one's, with what tells whether they still are
 # those modules.
 _Reference = weakref.ref[torch.nn.Module]
 _paths: dict[tuple[int, int], tuple[_Reference, _Reference, str]] = {}
+
+
+class _Names(weakref.WeakKeyDictionary[torch.nn.Module, str]):
+    """The qualified names of a module's parts; `parts` tells other names from these."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        super().__init__((module, name) for name, module in root.named_modules())
+        self.parts = hash(tuple(self.values()))
+
+
 _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
 )
@@ -704,10 +713,12 @@ def place(depth: int = 1) -> tuple[Any, ...]:
         elif len(lines) < _MAX_STACK and not is_library(code):
             lines.append((code.co_filename, frame.f_lineno))
     running = autograd_node()
-    # The innermost module's name is that of a part of the outermost one.
-    modules = [call.f_locals.get("self") for call in calls[:1] + calls[1:][-1:]]
-    path = _path([each for each in modules if isinstance(each, torch.nn.Module)])
-    return (*lines, path, "" if running is None else running[0])
+    # The innermost module's name is that of a part of the outermost one. A model with other parts
+    # may have a module of another name where this one has an equal op.
+    called = [call.f_locals.get("self") for call in calls[:1] + calls[1:][-1:]]
+    modules = [each for each in called if isinstance(each, torch.nn.Module)]
+    parts = _names_in(_compiled_module(modules[-1])).parts if modules else 0
+    return (*lines, _path(modules), parts, "" if running is None else running[0])
 
 
 def _of_compiled(
@@ -864,11 +875,17 @@ def _path(modules: list[torch.nn.Module]) -> str:
     root, inner = map(_compiled_module, (modules[-1], modules[0]))
     if root is inner:
         return type(root).__name__
-    names = _module_names.get(root)
+    names = _names_in(root)
     # What is no part of the other is known by its class, such as a loss made for one call.
-    if names is None or (inner not in names and _is_part(inner, root)):
-        names = _module_names[root] = _Names(
-            (module, name) for name, module in root.named_modules()
-        )
-        _paths.clear()
+    if inner not in names and _is_part(inner, root):
+        names = _names_in(root, anew=True)
     return names.get(inner, type(inner).__name__)
+
+
+def _names_in(root: torch.nn.Module, *, anew: bool = False) -> _Names:
+    """Return the names of a module's parts, as they were when they were first asked for."""
+    names = _module_names.get(root)
+    if names is None or anew:
+        names = _module_names[root] = _Names(root)
+        _paths.clear()
+    return names
