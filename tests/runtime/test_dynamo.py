@@ -300,13 +300,15 @@ def recordings_in():
         RecordedCall._record = original  # type: ignore[method-assign]
 
 
-def adam_step(device, compiler, *, detached=False):
+def adam_step(device, compiler, *, detached=False, capturable=False):
     """Return a whole training step with dropout and batch norm, its model and its optimizer.
 
-    Its loss may be detached before the update.
+    Its loss may be detached before the update, and the optimizer may count on the device.
     """
     model = network().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.1, foreach=True, capturable=capturable
+    )
 
     def step(x):
         optimizer.zero_grad(set_to_none=True)
@@ -323,14 +325,23 @@ def adam_step(device, compiler, *, detached=False):
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # TorchDynamo's own
 @pytest.mark.lazy_only("is about what is recorded")
 @pytest.mark.slow
-@pytest.mark.parametrize("traced", [False, True], ids=["backward apart", "traced"])
-def test_a_whole_compiled_step_records_its_graphs_once_and_trains_as_on_the_cpu(traced):
+@pytest.mark.parametrize(
+    ("traced", "capturable"),
+    [(False, False), (True, False), (True, True)],
+    ids=["backward apart", "traced", "traced, capturable"],
+)
+def test_a_whole_compiled_step_records_its_graphs_once_and_trains_as_on_the_cpu(
+    traced, capturable
+):
     torch.manual_seed(2)
     batches = [torch.randn(5, 3) for _ in range(4)]
     plain, cpu, states = adam_step("cpu", lambda step: step)
     expected = [plain(x) for x in batches]
     compiled, model, optimizer = adam_step(
-        DEVICE, lambda f: torch.compile(f, backend="lazyrt"), detached=traced
+        DEVICE,
+        lambda f: torch.compile(f, backend="lazyrt"),
+        detached=traced,
+        capturable=capturable,
     )
     found, recordings = [], []
     lazyrt.mark_step()
@@ -353,7 +364,7 @@ def test_a_whole_compiled_step_records_its_graphs_once_and_trains_as_on_the_cpu(
         assert_same(ours, theirs, 1e-3)
     steps = [state["step"] for state in optimizer.state.values()]
     assert steps == [state["step"] for state in states.state.values()]
-    assert {step.device.type for step in steps} == {"cpu"}
+    assert {each.device.type for each in steps} == {DEVICE if capturable else "cpu"}
 
 
 @pytest.mark.lazy_only("is about what is recorded")
