@@ -296,7 +296,9 @@ def test_a_step_needs_as_much_memory_as_the_whole_program():
     assert shared <= 1.05 * memory.planned(build())
 
 
-def test_all_that_a_step_overwrites_is_updated_in_its_own_memory(monkeypatch):
+@pytest.mark.parametrize("clip", [False, True])
+def test_all_that_a_step_overwrites_is_updated_in_its_own_memory(monkeypatch, clip):
+    """Also where the update waits for the gradients of all layers."""
     own = linked._given
     takers: list[int | None] = []
 
@@ -306,7 +308,7 @@ def test_all_that_a_step_overwrites_is_updated_in_its_own_memory(monkeypatch):
         return found
 
     monkeypatch.setattr(linked, "_given", note)
-    train(Model(4), DEVICE)
+    train(Model(4), DEVICE, clip=clip)
     (graph,) = lazyrt.compiled_graphs()
     updates = [each.memory_analysis().alias_size_in_bytes for each in build().programs]
 

@@ -234,8 +234,8 @@ def _schedule(units: Sequence[_Unit]) -> list[list[_Unit]]:
     """Return runs of units of one layer, or of none, in an order in which they can be computed.
 
     A layer whose needs are met runs as a whole. Where none is, what lies between runs; where
-    nothing of that can, a layer runs as far as it gets. What lies between and needs only inputs
-    of the step waits until it is read, so that an update stays in one part, and in its memory.
+    nothing of that can, a layer runs as far as it gets. What needs only inputs of the step waits
+    until it is read, so that an update stays in one part, and in its memory.
     """
     maker = {out: unit for unit in units for out in unit.outputs if out is not None}
     waits: dict[_Unit, int] = {}
@@ -282,23 +282,25 @@ def _put_off(
     maker: Mapping[Value, _Unit],
     readers: Mapping[_Unit, Sequence[_Unit]],
 ) -> None:
-    """Move what lies between and needs only inputs to the run that reads it first."""
+    """Move what needs only inputs of the step to the last run of its layer before it is read."""
     of_run = {unit: k for k, run in enumerate(runs) for unit in run}
-    between = [k for k, run in enumerate(runs) if run[0].layer is None]
+    of_layer: dict[_Layer | None, list[int]] = defaultdict(list)
     movable: set[_Unit] = set()
-    for k in between:
-        for unit in runs[k]:
-            needs = (maker[v] for v in iter_values(unit.args) if v in maker)
-            if movable.issuperset(needs):
+    for k, run in enumerate(runs):
+        of_layer[run[0].layer].append(k)
+        for unit in run:
+            needs = [maker[v] for v in iter_values(unit.args) if v in maker]
+            of_no_other = all(need.layer in (None, unit.layer) for need in needs)
+            if of_no_other and movable.issuperset(needs):
                 movable.add(unit)
     for unit in sorted(movable, key=lambda unit: unit.number, reverse=True):
         first = min((of_run[reader] for reader in readers[unit]), default=of_run[unit])
-        of_run[unit] = between[bisect.bisect_right(between, first) - 1]
-    for k in between:
-        runs[k].clear()
+        own = of_layer[unit.layer]
+        of_run[unit] = own[bisect.bisect_right(own, first) - 1]
+    for run in runs:
+        run.clear()
     for unit in sorted(of_run, key=lambda unit: unit.number):
-        if unit.layer is None:
-            runs[of_run[unit]].append(unit)
+        runs[of_run[unit]].append(unit)
 
 
 # ------------------------------------------------------------------- their graphs
