@@ -44,6 +44,35 @@ def test_a_forks_use_of_the_device_is_refused():
 
 
 @needs_fork
+@pytest.mark.slow
+def test_a_fork_ends_without_waiting_for_the_compiles_and_steps_of_its_parent():
+    """What atexit calls there must not wait for threads that only the parent has."""
+    code = (
+        "import atexit, os, signal, torch, lazyrt\n"
+        "from concurrent.futures import Future\n"
+        "from lazyrt.execution import compiler, completion\n"
+        "lazyrt.materialise(torch.ones(2, device='lazyrt') + 1)\n"
+        "late = Future()\n"
+        "late.set_running_or_notify_cancel()\n"
+        "compiler._under_way['build'] = compiler._in_background.running = late\n"
+        "class Never:\n"
+        "    def is_ready(self):\n"
+        "        return os.getpid() == parent\n"
+        "parent = os.getpid()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    completion.watch(Never(), fingerprint='', purpose='step', step=0, started_ns=0)\n"
+        "    signal.alarm(10)\n"
+        "    atexit._run_exitfuncs()\n"
+        "    os._exit(3)\n"
+        "late.set_result(None)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+
+    assert run_python(code) == "3"
+
+
+@needs_fork
 @pytest.mark.parametrize("mode", ["op_by_op_reads", "op_by_op_barriers", "eager"])
 def test_a_forks_use_is_refused_in_every_mode(mode):
     """The op is a new one, which the fork would wait for its parent's threads to compile."""

@@ -7,7 +7,6 @@ keeps the order too, while the program goes on with the next step.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
 from lazyrt.errors import UsageError, seconds
+from lazyrt.execution import process
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import copied
 from lazyrt.ir import active
@@ -334,7 +334,7 @@ def _warn(limit: int) -> None:
     )  # fmt: skip
 
 
-@atexit.register
+@process.at_exit
 def _finish() -> None:
     """Let what is queued run before Python ends, and tell of what went wrong."""
     with _changed:

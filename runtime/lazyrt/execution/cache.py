@@ -101,9 +101,7 @@ class File:
                     return Facts()
                 file.seek(-_END.size - length, os.SEEK_END)
                 held = json.loads(file.read(length))
-                names = {
-                    each.name for each in fields(Facts)
-                }  # a later version has more
+                names = {each.name for each in fields(Facts)}  # later ones have more
                 return Facts(**{name: held[name] for name in names & held.keys()})
         except (OSError, ValueError, TypeError, AttributeError, struct.error):
             return Facts()

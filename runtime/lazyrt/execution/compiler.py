@@ -7,7 +7,6 @@ waits for it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import queue
@@ -589,7 +588,7 @@ def _is_done(future: Future[Any], timeout: float | None) -> bool:
         return bool(futures.wait((future,), timeout).done)
 
 
-@atexit.register
+@process.at_exit
 def _finish() -> None:
     """Let compiles under way end: tearing XLA down below one can crash.
 

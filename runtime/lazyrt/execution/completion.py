@@ -8,7 +8,6 @@ wait, and no thread takes the interpreter from the one that records the next ste
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import threading
 import time
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _SHORT_POLL_S = 0.001
-_MAX_FAREWELL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +218,3 @@ def _report_progress(start: int) -> None:
             elapsed_ns=time.perf_counter_ns() - start,
         )
     )
-
-
-@atexit.register
-def _finish() -> None:
-    """Let the device come to rest: a thread inside XLA while Python ends would abort it."""
-    wait(_MAX_FAREWELL_S)

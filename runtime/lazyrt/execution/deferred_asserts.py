@@ -8,7 +8,6 @@ that was dispatched already, such as whether its results are finite, waits in th
 
 from __future__ import annotations
 
-import atexit
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +162,4 @@ def forget() -> None:
         _checks.clear()
 
 
-@atexit.register
-def _at_exit() -> None:
-    if not process.is_forked():
-        raise_failed(wait=True)
+process.at_exit(lambda: raise_failed(wait=True))

@@ -290,13 +290,12 @@ def _put_off(
         of_layer[run[0].layer].append(k)
         for unit in run:
             needs = [maker[v] for v in iter_values(unit.args) if v in maker]
-            of_no_other = all(need.layer in (None, unit.layer) for need in needs)
-            if of_no_other and movable.issuperset(needs):
+            if all(n in movable and n.layer in (None, unit.layer) for n in needs):
                 movable.add(unit)
     for unit in sorted(movable, key=lambda unit: unit.number, reverse=True):
         first = min((of_run[reader] for reader in readers[unit]), default=of_run[unit])
-        own = of_layer[unit.layer]
-        of_run[unit] = own[bisect.bisect_right(own, first) - 1]
+        places = of_layer[unit.layer]
+        of_run[unit] = places[bisect.bisect_right(places, first) - 1]
     for run in runs:
         run.clear()
     for unit in sorted(of_run, key=lambda unit: unit.number):

@@ -5,6 +5,7 @@ XLA's threads stay in the parent of a fork, so a child that waits for them hangs
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_MAX_FAREWELL_S = 30.0
 _bad = False
 # jax's hook that warns of forks, until the user's own code has used jax.
 _withheld: Callable[[], None] | None = None
@@ -32,6 +34,12 @@ _withheld: Callable[[], None] | None = None
 def is_forked() -> bool:
     """Return whether this process was forked from one that had used the device."""
     return _bad
+
+
+def at_exit(function: Callable[..., object], *args: object) -> Callable[..., object]:
+    """Call a function before Python ends; not in a fork, where nobody does what it waits for."""
+    atexit.register(lambda: is_forked() or function(*args))
+    return function
 
 
 def check_not_forked() -> None:
@@ -43,6 +51,12 @@ def check_not_forked() -> None:
             "Return CPU tensors from loader workers and move them in the parent, or start workers "
             "with the method 'spawn' (`DataLoader(..., multiprocessing_context='spawn')`)."
         )
+
+
+@at_exit
+def _finish() -> None:
+    """Let the device come to rest: a thread inside XLA while Python ends would abort it."""
+    completion.wait(_MAX_FAREWELL_S)
 
 
 def _after_fork() -> None:

@@ -7,7 +7,6 @@ and reads what the others do. Where they differ, nothing is launched, on any ran
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import difflib
 import hashlib
@@ -30,6 +29,7 @@ from lazygraph.readable import plural
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import ReplicaError, ReplicaWarning, UsageError
+from lazyrt.execution import process
 from lazyrt.ir.fingerprint import Canonical
 from lazyrt.lowering.collectives import group_of, is_collective
 
@@ -220,7 +220,7 @@ def initialise(
     )
     found.begin_to_beat()
     _world = found
-    atexit.register(_say_farewell, found)
+    process.at_exit(_say_farewell, found)
 
 
 def _say_farewell(here: World) -> None:
