@@ -684,7 +684,10 @@ def test_a_damaged_file_of_the_cache_is_replaced(tmp_path, caplog):
 
     expected = work()
     (file,) = tmp_path.rglob("*.xla")
-    for damage in (b"", b"garbage", file.read_bytes()[:500]):
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damage in (b"", b"garbage", whole[:500], flipped):
         file.write_bytes(damage)
         lazyrt.reset_counters()
 

@@ -399,13 +399,12 @@ def _flush_some() -> bool:
     with lock:
         cone = _next_nodes()
     for node in cone:  # XLA compiles without the lock: the user's thread goes on
-        if not compiler.is_compiled(node.spec):
+        if compiler.place_of_op(node.spec) != "memory":
             compiler.compile_spec(node.spec, "background", node)
-    with (
-        lock
-    ):  # asked anew: a barrier may have run those nodes, or somebody dropped them
+    with lock:  # asked anew: a barrier may have run them, or somebody dropped them
         cone = _next_nodes()
-        ready = itertools.takewhile(lambda n: compiler.is_compiled(n.spec), cone)
+        place_of = compiler.place_of_op
+        ready = itertools.takewhile(lambda n: place_of(n.spec) == "memory", cone)
         return _run(list(ready)) and bool(cone)
 
 

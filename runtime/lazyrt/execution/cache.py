@@ -3,18 +3,20 @@
 Files are named by what they depend on: the graph's fingerprint, donation, the compile tier,
 and the platform with its versions. jax's own persistent cache is a process-wide setting that
 belongs to the user's jax programs, and a hit there still pays for lowering; this one needs
-neither. Writing is atomic; a file that cannot be read is deleted and compiled again.
+neither. Writing is atomic; a damaged file, which could crash XLA, is deleted and compiled again.
 
-What an entry holds is written behind the executable, where unpickling does not look: files
-without it load like those with it, and a list reads only the ends of files.
+What an entry holds is written behind the executable: files without it load like those with it,
+and a list reads only the ends of files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
+import math
 import os
 import stat
 import struct
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
-_FORMAT = "4"
+_FORMAT = "5"
 # Stands in the key of an executable that no other process may take.
 OF_THIS_PROCESS = "|rules of this process: "
 # The end of a file: JSON, its length, and a mark.
@@ -49,6 +51,7 @@ LEARNED = "learned"
 _MAX_TEXT_BYTES = 2**20
 # What is being written begins so; one this old was left by a process that was killed.
 _PART = "tmp"
+_PARTS = f"*/{_PART}*", f"*/*/{_PART}*"
 _ABANDONED_S = 3_600.0
 
 
@@ -169,13 +172,10 @@ def write_text(path: Path, text: str) -> None:
 def load(key: str) -> Any | None:
     """Return the executable stored under `key`, None if there is none that works."""
     path = _path(key)
-    if path is None:
-        return None
-    data = _read(path)
-    if data is None:
+    if path is None or (data := _read(path)) is None:
         return None
     try:
-        executable = jax_compat.deserialise(data)
+        executable = jax_compat.deserialise(_program_in(data, key))
     except Exception as error:  # noqa: BLE001 - whatever a damaged file makes XLA raise
         _log.warning("deleting the unreadable cache file %s: %s", path, error)
         with contextlib.suppress(OSError):
@@ -184,6 +184,18 @@ def load(key: str) -> Any | None:
     with contextlib.suppress(OSError):
         os.utime(path)
     return executable
+
+
+def _program_in(data: bytes, key: str) -> bytes:
+    program = data[24 : 24 + int.from_bytes(data[:8])]  # behind the head
+    if data.startswith(_head(key, program)):
+        return program
+    raise ValueError("it does not hold what was written under its key")
+
+
+def _head(key: str, program: bytes) -> bytes:
+    check = hashlib.blake2b(key.encode() + program, digest_size=16)
+    return len(program).to_bytes(8) + check.digest()
 
 
 def _read(path: Path) -> bytes | None:
@@ -206,7 +218,8 @@ def store(key: str, executable: Any, facts: Facts) -> None:
         return
     try:
         end = json.dumps(asdict(facts)).encode()
-        data = jax_compat.serialise(executable) + end + _END.pack(len(end), _MARK)
+        program = jax_compat.serialise(executable)
+        data = _head(key, program) + program + end + _END.pack(len(end), _MARK)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
         _keep_within_budget(len(data))
@@ -242,7 +255,7 @@ def _keep_within_budget(written: int) -> None:
     if folder in _sizes:
         _sizes[folder] += written
     else:
-        _delete_abandoned(folder)
+        _delete_ours(folder, *_PARTS, before_s=time.time() - _ABANDONED_S)
         _sizes[folder] = sum(file.nbytes for file in files())
     if _sizes[folder] <= budget:
         return
@@ -263,15 +276,13 @@ def _keep_within_budget(written: int) -> None:
         )
 
 
-def _delete_abandoned(folder: Path) -> None:
-    """Delete this user's half-written files that nobody writes to any more."""
-    before_s = time.time() - _ABANDONED_S
-    for pattern in (f"*/{_PART}*", f"*/*/{_PART}*"):
-        for path in folder.glob(pattern):
-            with contextlib.suppress(OSError):
-                status = path.stat(follow_symlinks=False)
-                if _is_ours(status) and status.st_mtime < before_s:
-                    path.unlink()
+def _delete_ours(folder: Path, *patterns: str, before_s: float) -> None:
+    """Delete this user's files of some names that were written before a time."""
+    for path in itertools.chain(*map(folder.glob, patterns)):
+        with contextlib.suppress(OSError):
+            status = path.stat(follow_symlinks=False)
+            if _is_ours(status) and status.st_mtime < before_s:
+                path.unlink()
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -323,14 +334,9 @@ def clear() -> None:
     """Delete every executable on disk, and what was written down about them."""
     for file in files():
         remove(file)
-    if config.cache_dir is None:
-        return
-    _delete_abandoned(config.cache_dir)
-    for name in (PACE, f"{LEARNED}*"):
-        for path in config.cache_dir.glob(f"*/{name}"):
-            with contextlib.suppress(OSError):
-                if _is_ours(path.stat(follow_symlinks=False)):
-                    path.unlink()
+    if (folder := config.cache_dir) is not None:
+        _delete_ours(folder, *_PARTS, before_s=time.time() - _ABANDONED_S)
+        _delete_ours(folder, f"*/{PACE}", f"*/{LEARNED}*", before_s=math.inf)
 
 
 def append_text(path: Path, text: str, most: int) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-_MAX_FAREWELL_S = 30.0
 _bad = False
 # jax's hook that warns of forks, until the user's own code has used jax.
 _withheld: Callable[[], None] | None = None
@@ -56,7 +55,7 @@ def check_not_forked() -> None:
 @at_exit
 def _finish() -> None:
     """Let the device come to rest: a thread inside XLA while Python ends would abort it."""
-    completion.wait(_MAX_FAREWELL_S)
+    completion.wait(timeout_s=30.0)
 
 
 def _after_fork() -> None:
