@@ -1,5 +1,7 @@
 """What `torch.compile` did is told: functions, guards that failed, graph breaks; and costs nothing."""
 
+import enum
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -126,6 +128,98 @@ def test_lists_of_another_length_and_tensors_that_are_one_are_told():
 
     assert summed[1].guard.text == "`len(parts)` is 2, was 1"
     assert added[1].guard.text == "`x` and `y` are one tensor, were several"
+
+
+class Kind(enum.Enum):
+    SINE = 1
+    COSINE = 2
+
+
+def by_kind(x, kind):
+    return x.sin() if kind is Kind.SINE else x.cos()
+
+
+def by_function(x, function):
+    return function(x)
+
+
+def by_even_size(x):
+    return x * 2 if x.shape[0] % 2 == 0 else x + 1
+
+
+def by_equal_sizes(x, y):
+    return x + 1 if x.shape[0] == y.shape[0] else y.sum() + x
+
+
+def by_dictionary(x, numbers):
+    return x * 2 if len(numbers) == 0 else x + 1
+
+
+def by_option(x, option):
+    return x * 2 if option is None else x * option
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "says"),
+    [
+        (by_kind, [(4, Kind.SINE), (4, Kind.COSINE)], "`kind` is Kind.COSINE, was another Kind"),
+        (by_function, [(4, torch.sin), (4, torch.cos)], "`function` is cos, was another builtin_function_or_method"),
+        (by_option, [(4, None), (4, 2.5)], "`option` is 2.5, was None"),
+        (by_dictionary, [(4, defaultdict(int)), (4, defaultdict(int, a=1))], "`len(numbers)` is 1, was 0"),
+        (lambda x, dtype: x.to(dtype), [(4, torch.float64), (4, torch.int32)], "`dtype` is torch.int32, was torch.float64"),
+        (lambda x, f: x * f, [(4, 2.5), (4, 3.5), (4, float("nan"))], "`not math.isnan(f)` does not hold any more: `f` is nan"),
+        (by_even_size, [(4,), (6,), (7,)], "`(x.shape[0] % 2) == 0` does not hold any more: `x.shape[0]` is 7"),
+    ],
+)  # fmt: skip
+def test_a_guard_of_another_kind_than_a_number_is_told_with_what_is_there_now(
+    function, calls, says
+):
+    given = [(ones(n), *rest) for n, *rest in calls]
+
+    again = frames(told(function, *given))[-1]
+
+    assert again.guard.text == says
+
+
+def test_two_sizes_that_differ_now_are_told():
+    given = [(ones(n), ones(m)) for n, m in ((4, 4), (5, 5), (6, 7))]
+
+    again = frames(told(by_equal_sizes, *given))[-1]
+
+    assert again.guard.text.startswith("`y.shape[0] == x.shape[0]` does not hold")
+    assert "`y.shape[0]` is 7" in again.guard.text
+    assert "`x.shape[0]` is 6" in again.guard.text
+
+
+def test_a_parameter_that_is_frozen_or_replaced_is_told():
+    model = nn.Linear(2, 2).to(DEVICE)
+    whole = torch.compile(model, backend="lazyrt")
+    with recorded(FrameCompiled) as found:
+        whole(ones(2, 2))
+        model.weight.requires_grad_(requires_grad=False)
+        whole(ones(2, 2))
+        model.bias = None
+        whole(ones(2, 2))
+
+    assert [frame.guard.text for frame in found[1:]] == [
+        "`Linear.weight.requires_grad` is False, was True",
+        "`Linear.bias` is of type NoneType, was a tensor of another type",
+    ]
+
+
+def test_modes_around_a_call_are_told_with_what_they_were():
+    compiled = torch.compile(lambda x: x @ x, backend="lazyrt")
+    with recorded(FrameCompiled) as found:
+        compiled(ones(2, 2))
+        with torch.autocast(DEVICE, torch.bfloat16):
+            compiled(ones(2, 2))
+            with torch.no_grad():
+                compiled(ones(2, 2))
+
+    assert [frame.guard.text for frame in found[1:]] == [
+        "autocast(lazyrt)_enabled is True, was False",
+        "grad_mode is False, was True",
+    ]
 
 
 def test_the_lines_of_function_call_and_read_are_told():
@@ -255,6 +349,25 @@ def test_a_value_that_a_graph_break_gave_is_told_as_such():
     found = frames(told(reading, (ones(4),), (ones(4) * 2,)))
 
     assert found[-1].guard.text == "the value at the graph break is 16.0, was 8.0"
+
+
+def test_the_hooks_of_an_optimizers_step_leave_no_function_uncompiled():
+    weight = ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(x):
+        (weight * x).sum().backward()
+        optimizer.step()
+        return x + 1
+
+    found = frames(told(step, (ones(2),)))
+
+    assert [frame.failed for frame in found if frame.failed] == []
+    assert [frame.function for frame in found].count("SGD.step") == 1
+    reasons = [frame.graph_break.reason for frame in found if frame.graph_break]
+    assert reasons[-1] == (
+        "TorchDynamo does not trace the function `_before_optimizer_step` of lazyrt"
+    )
 
 
 def test_a_function_that_is_left_uncompiled_is_told_with_the_reason():

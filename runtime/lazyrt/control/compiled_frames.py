@@ -7,9 +7,11 @@ neither compiles nor breaks.
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import re
 import threading
+import types
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +20,7 @@ import torch
 from lazygraph.explain.model import GuardNote
 from lazyrt.execution import cache_miss
 from lazyrt.frontend import provenance
-from lazyrt.frontend.callsite import value_of
+from lazyrt.frontend.callsite import reads_of, value_of
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     BreakReason,
@@ -32,7 +34,7 @@ from lazyrt.observe import events
 from lazyrt.observe.events import CodeBreak, FailedGuard, FrameCompiled, SourceLocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 _Result = TypeVar("_Result")
@@ -196,6 +198,10 @@ def _described(frame: CompilingFrame) -> tuple[str, SourceLocation | None, bool]
 # Addresses, which differ in each run, and what says nothing to whom the program belongs.
 _NOISE = re.compile(r" at 0x[0-9a-f]+| with argument types .*| \(reason: None\)")
 _EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
+_NOT_TRACED = re.compile(
+    r"Dynamo developers have intentionally marked that the (?P<function>function `.+?`)"
+    r"(?: in file `(?P<file>.+?)`)? should not be traced"
+)
 
 
 def _break(ended: BreakReason) -> CodeBreak:
@@ -220,6 +226,10 @@ def _reason(text: str) -> str:
         return "a branch depends on a tensor's value"
     explained = _EXPLANATION.search(text)
     first = explained[1] if explained is not None else text.strip().split("\n", 1)[0]
+    not_traced = _NOT_TRACED.match(first)
+    if not_traced is not None:
+        of = " of lazyrt" if provenance.is_own_file(not_traced["file"] or "") else ""
+        return f"TorchDynamo does not trace the {not_traced['function']}{of}"
     return _NOISE.sub("", first).split(". ")[0].rstrip(".")
 
 
@@ -246,12 +256,27 @@ _READ_AS = {
 _TYPE = re.compile(
     r"___check_type_id\((?P<name>.+), \d+\), type=<class '(?P<was>.+?)'>"
 )
-_STATES: dict[str, Callable[[], object]] = {
+_OBJECT = re.compile(
+    r"___check_obj_id\((?P<name>.+), \d+\), type=<class '(?P<was>.+?)'>"
+)
+_NO_TENSOR = re.compile(
+    r"expected type of '(?P<name>.+)' to be a tensor type, ' but found <class '(?P<now>.+)'>"
+)
+_STATES: dict[str, Callable[..., object]] = {
     "grad_mode": torch.is_grad_enabled,
     "default_dtype": torch.get_default_dtype,
     "num_threads": torch.get_num_threads,
     "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+    "autocast_enabled": torch.is_autocast_enabled,
+    "autocast_dtype": torch.get_autocast_dtype,
 }
+_OF_DEVICE = re.compile(r"\((\w+)\)")
+# What torch adds: the line that reads the value, which is in the stack, too, and advice.
+_ADDED = re.compile(r"  # |\(HINT: |\. Guard failed on a parameter, ")
+# Of a dict torch gives the reason, not the guard; an empty container is wanted in another form.
+_LENGTH_DIFFERS = re.compile(r"len\((.+)\) != (\d+)")
+_NOT_EMPTY = re.compile(r"not ([^()]+)")
+_SIZE = re.compile(r"\.size\(\)(?=\[)")
 _KEPT_IN = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _GLOBAL = re.compile(r"\bG\['(\w+)'\]")
 _RESULT = re.compile(r"___stack\d+")
@@ -261,7 +286,7 @@ _LINE_READ = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 def failed_guard(reason: str, frame: CompilingFrame) -> FailedGuard:
     """Return what is otherwise in a call, of torch's reason to compile a function again."""
     guard, _, stack = reason.partition(": ")[2].partition("\nUser stack trace:")
-    guard = guard.split("  # ", 1)[0].strip()
+    guard = _ADDED.split(guard, maxsplit=1)[0].strip()
     function, definition, _ = _described(frame)
     if definition is None:  # torch calls a module of its own `fn`
         guard = re.sub(r"\bfn\b", function, guard)
@@ -280,10 +305,20 @@ def _in_words(guard: str, frame: CompilingFrame) -> str:
         return f"{' and '.join(map(_named, names))} are one tensor, were several"
     of_type = _TYPE.match(guard)
     if of_type is not None:
-        value = _now_of(of_type["name"], frame)
+        value = _value_of(ast.parse(of_type["name"], mode="eval").body, frame)
         now = type(value).__name__ if value is not None else "of another type"
         return f"{_named(of_type['name'])} is {now}, was {of_type['was']}"
-    return _of_expression(guard, frame)
+    of_object = _OBJECT.match(guard)
+    if of_object is not None:
+        return _of_object(of_object["name"], of_object["was"], frame)
+    no_tensor = _NO_TENSOR.fullmatch(guard)
+    if no_tensor is not None:
+        now = _last_name(no_tensor["now"])
+        return f"{_named(no_tensor['name'])} is of type {now}, was a tensor of another type"
+    not_empty = _NOT_EMPTY.fullmatch(guard)
+    if not_empty is not None:
+        guard = f"len({not_empty[1]}) == 0"
+    return _of_expression(_LENGTH_DIFFERS.sub(r"len(\1) == \2", guard), frame)
 
 
 def _of_tensor(found: re.Match[str]) -> str:
@@ -312,7 +347,14 @@ def _of_keys(name: str, was: str, now: str) -> str:
     before, after = _device_of(was), _device_of(now)
     if before != after:
         return f"{_named(name)} is on {after}, was on {before}"
-    return f"{_named(name)} has the dispatch keys {now}, had {was}"
+    lost, gained = _keys(was) - _keys(now), _keys(now) - _keys(was)
+    parts = [f"no dispatch key {key}, had it" for key in sorted(lost)]
+    parts += [f"the dispatch key {key}, had it not" for key in sorted(gained)]
+    return f"{_named(name)} has {'; '.join(parts)}"
+
+
+def _keys(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.partition("(")[2]))
 
 
 def _device_of(keys: str) -> str:
@@ -325,8 +367,8 @@ def _device_of(keys: str) -> str:
 def _of_states(names: list[str]) -> str:
     parts = []
     for name in names:
-        read = _STATES.get(name)
-        value = read() if read is not None else None
+        read = _STATES.get(_OF_DEVICE.sub("", name))
+        value = read(*_OF_DEVICE.findall(name)) if read is not None else None
         if isinstance(value, bool):
             parts.append(f"{name} is {value}, was {not value}")
         elif value is not None:
@@ -336,39 +378,83 @@ def _of_states(names: list[str]) -> str:
     return "; ".join(parts)
 
 
+def _of_object(name: str, was: str, frame: CompilingFrame) -> str:
+    """Return what a name stands for, where a guard wants one certain object."""
+    value = _value_of(ast.parse(name, mode="eval").body, frame)
+    now, kind = _written(value), _last_name(was)
+    if now is None:
+        return f"{_named(name)} is another {kind}"
+    # Of a class torch gives itself, of another object its class.
+    before = kind if isinstance(value, type) else f"another {kind}"
+    return f"{_named(name)} is {now}, was {before}"
+
+
 def _of_expression(guard: str, frame: CompilingFrame) -> str:
-    """Return the value of what a guard compares, and the value that it wants."""
+    """Return the value of what a guard compares and the value that it wants, or all values in it."""
+    guard = _SIZE.sub(".shape", guard)
+    failed = f"`{_readable(guard)}` does not hold any more"
     try:
-        tree: ast.AST = ast.parse(guard, mode="eval").body
+        tree = ast.parse(guard, mode="eval").body
     except SyntaxError:
-        return f"`{guard}` does not hold any more"
+        return failed
     match tree:
         case ast.Compare(
-            left=left, ops=[ast.Eq()], comparators=[ast.Constant() as was]
-        ):
-            name, wanted = ast.unparse(left), repr(was.value)
-        case _:
-            return f"`{_readable(guard)}` does not hold any more"
-    value = _now_of(name, frame)
-    if value is None and wanted != "None":
-        return f"{_named(name)} was {_shown(wanted)}, and is not"
-    return f"{_named(name)} is {_shown(repr(value))}, was {_shown(wanted)}"
+            left=left, ops=[ast.Eq() | ast.Is()], comparators=[wanted]
+        ) if not any(_values(wanted, frame)):
+            name, was = _named(ast.unparse(left)), _shown(ast.unparse(wanted))
+            now = _written(_value_of(left, frame))
+            if now is not None:
+                return f"{name} is {_shown(now)}, was {was}"
+            if not any(_values(left, frame)):
+                return f"{name} was {was}, and is not"
+    found = ", ".join(_values(tree, frame))
+    return f"{failed}: {found}" if found else failed
 
 
-def _now_of(expression: str, frame: CompilingFrame) -> object:
-    """Return the value of what a guard reads in this call, without running anybody's code."""
+def _values(tree: ast.expr, frame: CompilingFrame) -> Iterator[str]:
+    """Yield the values of what an expression reads, where they can be told."""
+    for read in reads_of(tree):
+        value = _value_of(read, frame)
+        written = None if callable(value) else _written(value)
+        if written is not None:
+            yield f"{_named(ast.unparse(read))} is {_shown(written)}"
+
+
+def _value_of(tree: ast.expr, frame: CompilingFrame) -> object:
+    """Return what a guard reads in this call, without running anybody's code; None if unclear."""
     scope: Mapping[str, object] = {**frame.locals, "G": frame.globals}
     if "fn" in scope:
         scope = {type(scope["fn"]).__qualname__: scope["fn"], **scope}
-    tree = ast.parse(expression, mode="eval").body
     match tree:
         case ast.Call(func=ast.Name(id="len"), args=[of]):
-            value = value_of(of, scope)
-            is_plain = type(value) in {list, tuple, dict, set, str}
-            return len(value) if is_plain else None
-        case ast.expr():
-            value = value_of(tree, scope)
-    return value if isinstance(value, (bool, int, float, complex, str, type)) else None
+            owner = value_of(of, scope)
+            count = getattr(type(owner), "__len__", None)
+            return (
+                count(owner) if isinstance(count, types.WrapperDescriptorType) else None
+            )
+        case ast.Subscript(
+            value=ast.Attribute(value=of, attr="shape"), slice=ast.Constant(value=axis)
+        ):
+            owner = value_of(of, scope)
+            is_plain = type(owner) in {torch.Tensor, torch.nn.Parameter}
+            return owner.shape[axis] if is_plain else None
+    return value_of(tree, scope)
+
+
+def _written(value: object) -> str | None:
+    """Return a value as a program would write it, without running anybody's code; else None."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{vars(value)['_name_']}"
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return value.__name__
+    return repr(value) if type(value) in _PLAIN else None
+
+
+_PLAIN = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layout}
+
+
+def _last_name(qualified: str) -> str:
+    return qualified.rpartition(".")[2]
 
 
 def _readable(expression: str) -> str:

@@ -44,6 +44,7 @@ from lazyrt.frontend.torch_compat import (
     below_autograd,
     is_lazy,
     name_backend,
+    never_trace,
     never_trace_beneath,
     on_dynamo_compile,
     patch_default_compiler,
@@ -99,6 +100,9 @@ def install() -> None:
     _follow(config.dynamo_bridge)
     skip_packages_in_dynamo(NOT_TRACED)
     never_trace_beneath(_calls_no_program)
+    # What torch wraps around each `step` calls hooks of ours: a trace of it would be given up.
+    wrapper: Any = torch.optim.Optimizer.profile_hook_step(install)
+    never_trace(wrapper.__code__, beneath=False)
     compiled_frames.install()
     on_dynamo_compile(_note_compile)
     patch_default_compiler(dynamo_backend)

@@ -362,19 +362,19 @@ def _parts(tree: ast.AST) -> list[ast.expr]:
 
 def _is_number(part: ast.expr, scope: Mapping[str, Any]) -> bool:
     """Return whether an expression is made of variables that are Python numbers."""
-    read = [value_of(each, scope) for each in _reads(part)]
+    read = [value_of(each, scope) for each in reads_of(part)]
     return any(isinstance(value, int | float) for value in read) and all(
         isinstance(value, (int, float, *_FREE)) for value in read
     )
 
 
-def _reads(tree: ast.AST) -> Iterator[ast.expr]:
+def reads_of(tree: ast.AST) -> Iterator[ast.expr]:
     """Yield the names, attributes and items in an expression, each as a whole."""
     if isinstance(tree, ast.Name | ast.Attribute | ast.Subscript):
         yield tree
         return
     for child in ast.iter_child_nodes(tree):
-        yield from _reads(child)
+        yield from reads_of(child)
 
 
 def value_of(tree: ast.expr, scope: Mapping[str, Any]) -> Any:

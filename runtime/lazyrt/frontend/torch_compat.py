@@ -147,11 +147,12 @@ def _is_view_op(node: torch.fx.Node) -> bool:
     )
 
 
-def never_trace(code: types.CodeType) -> None:
-    """Have TorchDynamo run a function, and all that it calls, as they are."""
+def never_trace(code: types.CodeType, *, beneath: bool = True) -> None:
+    """Have TorchDynamo run a function as it is, and all that it calls if `beneath`."""
     frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+    strategy = frames._FrameExecStrategy(skip, skip if beneath else default)
+    frames.set_code_exec_strategy(code, strategy)
 
 
 def skip_packages_in_dynamo(names: Sequence[str]) -> None:
