@@ -192,7 +192,7 @@ def test_two_sizes_that_differ_now_are_told():
 
 
 def test_a_parameter_that_is_frozen_or_replaced_is_told():
-    model = nn.Linear(2, 2).to(DEVICE)
+    model: Any = nn.Linear(2, 2).to(DEVICE)
     whole = torch.compile(model, backend="lazyrt")
     with recorded(FrameCompiled) as found:
         whole(ones(2, 2))

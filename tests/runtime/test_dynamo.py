@@ -419,6 +419,55 @@ def test_random_numbers_of_calls_that_are_looked_up_are_those_of_their_ops():
     assert drawn(by_ops=False) == drawn(by_ops=True)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_compiled_checkpoint_draws_its_dropout_once_as_uncompiled_code_does(
+    reentrant,
+):
+    layer = nn.Linear(8, 8, device=DEVICE)
+
+    def block(x):
+        return nn.functional.dropout(layer(x).tanh(), 0.5)
+
+    def program(x):
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
+
+    def results(call):
+        torch.manual_seed(5)
+        found: list[Any] = []
+        for _ in range(3):
+            x = torch.ones(4, 8, device=DEVICE, requires_grad=True)
+            y = call(x)
+            (y * x).sum().backward()
+            found += [y.detach(), x.grad]
+            lazyrt.mark_step()
+        return found
+
+    plain = results(program)
+    with recordings_in() as ran:
+        compiled = results(torch.compile(program, backend="lazyrt"))
+
+    for one, other in zip(compiled, plain, strict=True):
+        assert_same(one, other.cpu(), 1e-5)
+    if str(lazyrt.mode()) == "lazy":
+        assert len(ran) == 2  # forward and backward
+
+
+def test_a_compiled_function_draws_from_a_generator_as_uncompiled_code_does():
+    generator = torch.Generator(DEVICE)
+
+    def program(x):
+        return x * 2 + torch.rand(3, generator=generator, device=DEVICE)
+
+    x = torch.ones(3, device=DEVICE)
+    found = []
+    for call in (program, torch.compile(program, backend="lazyrt")):
+        generator.manual_seed(3)
+        found.append([call(x).tolist() for _ in range(2)])
+
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
 @pytest.mark.lazy_only("is about what is recorded")
 def test_a_view_in_an_output_shares_its_storage_when_its_call_is_looked_up():
     def function(x):

@@ -42,6 +42,7 @@ from lazyrt.frontend.torch_compat import (
     aot_backend,
     aten,
     below_autograd,
+    break_at_generators,
     is_lazy,
     name_backend,
     never_trace,
@@ -107,6 +108,7 @@ def install() -> None:
     on_dynamo_compile(_note_compile)
     patch_default_compiler(dynamo_backend)
     patch_fake_fallback()
+    break_at_generators()
     when_loaded("transformers.integrations.moe", _register_products)
     patch_openxla(dynamo_backend)
     for name in NAMES:

@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import io
 import math
+import operator
 import sys
 import threading
 import types
@@ -32,6 +33,7 @@ from torch.multiprocessing import reductions
 from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import CheckpointPolicy
 
 if TYPE_CHECKING:
     import traceback
@@ -85,6 +87,7 @@ def aot_backend(
 
     def partition(joint: Any, *args: Any, **options: Any) -> Any:
         _view_anew(joint.graph)
+        _draw_once(joint.graph)
         return default_partition(joint, *args, **options)
 
     def boxed(role: str) -> Callable[..., Any]:
@@ -133,6 +136,18 @@ def _view_anew(joint: torch.fx.Graph) -> None:
                 viewed = anew(read)
             if viewed is not read:
                 node.replace_input_with(read, viewed)
+
+
+def _draw_once(joint: torch.fx.Graph) -> None:
+    """Let what a checkpoint draws be saved, not drawn again by backward.
+
+    torch would have forward save the state of the generator, which it does for its own devices.
+    """
+    for node in joint.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            parts = [use for use in node.users if use.target is operator.getitem]
+            for saved in (node, *parts):
+                saved.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _is_view_op(node: torch.fx.Node) -> bool:
@@ -186,6 +201,25 @@ def never_trace_beneath(is_ours: Callable[[str], bool]) -> None:
         module.CatchErrorsWrapper.__call__ = convert
 
     when_loaded("torch._dynamo.convert_frame", patch)
+
+
+def break_at_generators() -> None:
+    """Have TorchDynamo end a graph at an op with a generator of ours, as at one with torch's.
+
+    It does so for torch's class alone, and takes objects of a class below it into the graph, where
+    no op can read them.
+    """
+
+    def patch(module: Any) -> None:
+        variable = module.TorchScriptObjectVariable
+        original = variable.is_matching_cls
+
+        def is_matching(cls: type) -> bool:
+            return not issubclass(cls, TorchGenerator) and bool(original(cls))
+
+        variable.is_matching_cls = staticmethod(is_matching)
+
+    when_loaded("torch._dynamo.variables.script_object", patch)
 
 
 def patch_fake_fallback() -> None:
