@@ -102,7 +102,7 @@ def install() -> None:
     skip_packages_in_dynamo(NOT_TRACED)
     never_trace_beneath(_calls_no_program)
     # What torch wraps around each `step` calls hooks of ours: a trace of it would be given up.
-    wrapper: Any = torch.optim.Optimizer.profile_hook_step(install)
+    wrapper = torch.optim.Optimizer.profile_hook_step(install)
     never_trace(wrapper.__code__, beneath=False)
     compiled_frames.install()
     on_dynamo_compile(_note_compile)

@@ -210,7 +210,7 @@ def break_at_generators() -> None:
     no op can read them.
     """
 
-    def patch(module: Any) -> None:
+    def patch(module: types.ModuleType) -> None:
         variable = module.TorchScriptObjectVariable
         original = variable.is_matching_cls
 
