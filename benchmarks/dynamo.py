@@ -29,9 +29,11 @@ SUMMARY = "torch.compile: executions, their cost, and speed-ups over models"
 
 LAYERS = 4
 _PLAIN, _MODEL, _WHOLE, _EAGER = "plain", "model compiled", "step compiled", "CPU eager"
-# What `trace_autograd_ops` and a detached loss bring; and what an optimizer's counts on the device.
-_TRACED = "step compiled, backward traced"
-_CAPTURABLE = "step compiled, backward traced, capturable"
+_TRACED = "step compiled, backward traced"  # what `trace_autograd_ops` and a detached loss bring
+_CAPTURABLE = (
+    f"{_TRACED}, capturable"  # the optimizer counts its steps on the device, too
+)
+_IN_ONE_GRAPH = frozenset((_TRACED, _CAPTURABLE))  # forward and backward
 _OWN = "torch's own part of step compiled"
 _LEAST = "that part without AOTAutograd's forward and backward"
 _GOALS = {_MODEL: 0.6, _WHOLE: 0.3, _CAPTURABLE: 0.3}
@@ -140,7 +142,7 @@ def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
         ways = {way: _step(way) for way in (*lazily, _EAGER)}
         ways |= {way: _step(way, ready.backend) for way, ready in alone.items()}
         for way, step in ways.items():
-            traces = way in {_TRACED, _CAPTURABLE}
+            traces = way in _IN_ONE_GRAPH
             with torch._dynamo.config.patch(trace_autograd_ops=traces):  # noqa: SLF001 - it has no other name
                 _turn(step, _WARM_UP)
         gc.collect()
@@ -474,8 +476,7 @@ def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[
 
     if way in {_PLAIN, _MODEL, _EAGER}:
         return step
-    traces = way in {_TRACED, _CAPTURABLE}
-    return torch.compile(traced if traces else step, backend=backend)
+    return torch.compile(traced if way in _IN_ONE_GRAPH else step, backend=backend)
 
 
 def _turn(step: Callable[[], Any], steps: int) -> list[tuple[float, float]]:

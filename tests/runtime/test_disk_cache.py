@@ -433,7 +433,7 @@ def test_a_program_from_disk_gives_the_same_bits_and_shows_the_same_hlo(
     assert shown == text
     assert "metadata=" in text
     assert "fused_computation" in text
-    stored = [path.read_bytes()[24:] for path in files(folder)]  # behind its check
+    stored = [path.read_bytes()[cache.HEAD.size :] for path in files(folder)]
     found = [jax_compat.deserialise(each) for each in stored]
     assert any("custom-call" in each.as_text() for each in found)
 

@@ -399,12 +399,11 @@ def _flush_some() -> bool:
     with lock:
         cone = _next_nodes()
     for node in cone:  # XLA compiles without the lock: the user's thread goes on
-        if compiler.place_of_op(node.spec) != "memory":
+        if not compiler.is_compiled(node.spec):
             compiler.compile_spec(node.spec, "background", node)
     with lock:  # asked anew: a barrier may have run them, or somebody dropped them
         cone = _next_nodes()
-        place_of = compiler.place_of_op
-        ready = itertools.takewhile(lambda n: place_of(n.spec) == "memory", cone)
+        ready = itertools.takewhile(lambda n: compiler.is_compiled(n.spec), cone)
         return _run(list(ready)) and bool(cone)
 
 

@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 _FORMAT = "5"
 # Stands in the key of an executable that no other process may take.
 OF_THIS_PROCESS = "|rules of this process: "
+# The head of a file: the program's length, and a digest of the key and the program.
+HEAD = struct.Struct(">Q16s")
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
@@ -187,15 +189,15 @@ def load(key: str) -> Any | None:
 
 
 def _program_in(data: bytes, key: str) -> bytes:
-    program = data[24 : 24 + int.from_bytes(data[:8])]  # behind the head
-    if data.startswith(_head(key, program)):
-        return program
-    raise ValueError("it does not hold what was written under its key")
+    length, digest = HEAD.unpack_from(data)
+    program = data[HEAD.size : HEAD.size + length]
+    if digest != _digest(key, program):
+        raise ValueError("it does not hold what was written under its key")
+    return program
 
 
-def _head(key: str, program: bytes) -> bytes:
-    check = hashlib.blake2b(key.encode() + program, digest_size=16)
-    return len(program).to_bytes(8) + check.digest()
+def _digest(key: str, program: bytes) -> bytes:
+    return hashlib.blake2b(key.encode() + program, digest_size=16).digest()
 
 
 def _read(path: Path) -> bytes | None:
@@ -219,7 +221,8 @@ def store(key: str, executable: Any, facts: Facts) -> None:
     try:
         end = json.dumps(asdict(facts)).encode()
         program = jax_compat.serialise(executable)
-        data = _head(key, program) + program + end + _END.pack(len(end), _MARK)
+        head = HEAD.pack(len(program), _digest(key, program))
+        data = head + program + end + _END.pack(len(end), _MARK)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
         _keep_within_budget(len(data))

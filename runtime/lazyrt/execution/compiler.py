@@ -445,6 +445,11 @@ def _line_of(node: Node) -> str:
     return str(site) if site is not None else ""
 
 
+def is_compiled(spec: Spec) -> bool:
+    """Return whether the executable of a single op is in memory."""
+    return spec.executable is not None or _spec_key(spec) in _executables
+
+
 def _spec_key(spec: Spec) -> str:
     kind = "op with ready scalar" if spec.is_large else "op"
     return f"{kind}|{spec_identity(spec)}{_of_this_process(spec.given, spec.processes)}"
@@ -500,8 +505,8 @@ def _begin(
 
 def _result(begun: Any, fingerprint: str, nodes: int, purpose: Purpose) -> Any:
     """Return the executable that `_begin` gave, once it is there."""
-    waits = isinstance(begun, Future)
-    return _wait(begun, fingerprint, nodes, purpose) if waits else begun
+    is_there = not isinstance(begun, Future)
+    return begun if is_there else _wait(begun, fingerprint, nodes, purpose)
 
 
 def _job(

@@ -231,7 +231,7 @@ def run_and_tell(
     """Run one node as `run_node` does, and tell listeners."""
     _last_step[mode] = pending.number
     _since_begin.add(mode)
-    hit = compiler.place_of_op(node.spec) == "memory"
+    hit = compiler.is_compiled(node.spec)
     compiler.compile_spec(node.spec, mode, node)
     start = time.perf_counter_ns()
     results, token = run_node(node, values, mode)
