@@ -30,13 +30,9 @@ SUMMARY = "torch.compile: executions, their cost, and speed-ups over models"
 LAYERS = 4
 _PLAIN, _MODEL, _WHOLE, _EAGER = "plain", "model compiled", "step compiled", "CPU eager"
 _TRACED = "step compiled, backward traced"  # what `trace_autograd_ops` and a detached loss bring
-_CAPTURABLE = (
-    f"{_TRACED}, capturable"  # the optimizer counts its steps on the device, too
-)
-_IN_ONE_GRAPH = frozenset((_TRACED, _CAPTURABLE))  # forward and backward
 _OWN = "torch's own part of step compiled"
 _LEAST = "that part without AOTAutograd's forward and backward"
-_GOALS = {_MODEL: 0.6, _WHOLE: 0.3, _CAPTURABLE: 0.3}
+_GOALS = {_MODEL: 0.6, _WHOLE: 0.3, _TRACED: 0.3}
 _WARM_UP = 5
 _STAGES = ("five", "three", "one")
 _DEPTHS = (1, 2, 4, 8)
@@ -138,12 +134,10 @@ def _host_time(rounds: int) -> tuple[Table, list[Goal]]:
 
     alone = {_OWN: ReadyGraphs(), _LEAST: ReadyFunctions()}
     with lazyrt.config.scoped(barrier_after_optimizer=False):
-        lazily = (_PLAIN, _MODEL, _WHOLE, _TRACED, _CAPTURABLE)
-        ways = {way: _step(way) for way in (*lazily, _EAGER)}
+        ways = {way: _step(way) for way in (_PLAIN, _MODEL, _WHOLE, _TRACED, _EAGER)}
         ways |= {way: _step(way, ready.backend) for way, ready in alone.items()}
         for way, step in ways.items():
-            traces = way in _IN_ONE_GRAPH
-            with torch._dynamo.config.patch(trace_autograd_ops=traces):  # noqa: SLF001 - it has no other name
+            with torch._dynamo.config.patch(trace_autograd_ops=way == _TRACED):  # noqa: SLF001 - it has no other name
                 _turn(step, _WARM_UP)
         gc.collect()
         samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -396,7 +390,7 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
         training.step = torch.compile(plain, backend="lazyrt")  # type: ignore[method-assign]
         training.run(_WARM_UP)
         traced = bert.Training(devices.open_device("lazyrt"), "adamw")
-        traced.step = _step(_CAPTURABLE, layers=bert.LAYERS)  # type: ignore[method-assign]
+        traced.step = _step(_TRACED, layers=bert.LAYERS)  # type: ignore[method-assign]
         with torch._dynamo.config.patch(trace_autograd_ops=True):  # noqa: SLF001 - it has no other name
             traced.run(_WARM_UP)
         jitted = jax_steps.same_graph(training)
@@ -425,13 +419,13 @@ def _peers(steps: int) -> tuple[Table, list[Goal]]:
             f"{told}: step compiled, of jax.jit and torch's own part",
             f"{min(compiled) / (min(of_jax) + min(of_torch)):.2f}x",
         ],
-        [f"{told}: lazyrt, {_CAPTURABLE}", min(of_traced)],
+        [f"{told}: lazyrt, {_TRACED}", min(of_traced)],
         [f"{told}: of it TorchDynamo's look-up and guards", traced_guards],
         [f"{told}: torch_xla lazy, {recorded.ORIGIN}", recorded.TORCH_XLA_ADAMW.step_ms],
         [f"{told}: torch_xla compiled, 4 executions", recorded.TORCH_XLA_COMPILED.step_ms],
     ]  # fmt: skip
     table = Table(f"ms of a training step that waits, {_PHASED}", ("", "step"), rows)
-    waiting = {_WHOLE: (compiled, guards), _CAPTURABLE: (of_traced, traced_guards)}
+    waiting = {_WHOLE: (compiled, guards), _TRACED: (of_traced, traced_guards)}
     return table, [
         ratio_goal(
             f"{way}, waiting, of jax.jit and guards",
@@ -454,9 +448,7 @@ def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[
     model.tie_weights()
     batch = {name: tensor.to(device) for name, tensor in bert.make_batch().items()}
     foreach = None if way == _EAGER else True  # as on the device by itself
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3, foreach=foreach, capturable=way == _CAPTURABLE
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
     called = torch.compile(model, backend=backend) if way == _MODEL else model
 
     def step() -> Any:
@@ -476,7 +468,7 @@ def _step(way: str, backend: Any = "lazyrt", layers: int = LAYERS) -> Callable[[
 
     if way in {_PLAIN, _MODEL, _EAGER}:
         return step
-    return torch.compile(traced if way in _IN_ONE_GRAPH else step, backend=backend)
+    return torch.compile(traced if way == _TRACED else step, backend=backend)
 
 
 def _turn(step: Callable[[], Any], steps: int) -> list[tuple[float, float]]:
