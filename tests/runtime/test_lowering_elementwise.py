@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 
+import lazyrt
+from lazyrt.frontend import infer
+from tests.harness import DEVICE
 from tests.runtime.oracle import Weak, check, together
 
 aten = torch.ops.aten
@@ -246,7 +250,7 @@ def test_complex_numbers_come_apart_and_together():
     check(aten._to_copy.default, FLOAT, dtype=torch.complex64)
 
 
-FOREACH = [
+FOREACH: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten._foreach_add.List, ([FLOAT, FLOAT[0]], [FLOAT + 1, FLOAT[1]]), {"alpha": 0.5}),
     (aten._foreach_add.Scalar, ([FLOAT, INTEGER], Weak(0.5)), {}),
     (aten._foreach_mul.ScalarList, ([FLOAT, FLOAT[0]], [2.0, Weak(0.5)]), {}),
@@ -264,6 +268,9 @@ FOREACH = [
     (aten._foreach_clamp_max.Scalar, ([FLOAT], 0.25), {}),
     (aten._foreach_pow.ScalarAndTensor, (0.9, [FLOAT]), {}),
     (aten._foreach_neg.default, ([FLOAT, INTEGER],), {}),
+    (aten._foreach_sub.List, ([FLOAT, INTEGER, FLOAT[0], INTEGER, FLOAT] , [FLOAT + 1, INTEGER * 2,
+                              FLOAT[1], FLOAT, FLOAT + 3]), {"alpha": 2}),
+    (aten._foreach_mul.ScalarList, ([FLOAT, INTEGER, FLOAT], [2, 2.0, Weak(2.0)]), {}),
 ]  # fmt: skip
 
 
@@ -271,3 +278,36 @@ FOREACH = [
 def test_a_foreach_op_repeats_its_single_op():
     for func, args, kwargs in FOREACH:
         check(func, *args, **kwargs)
+
+
+@pytest.mark.lazy_only("reads the pending graph")
+def test_entries_of_equal_types_are_inferred_and_traced_once(monkeypatch):
+    params = [torch.full((size,), 0.5, device=DEVICE) for size in [71, 73] * 20]
+    lengths = []
+    types = infer._run_meta
+
+    def noted(func, args):
+        lengths.append(len(args[0]))
+        return types(func, args)
+
+    monkeypatch.setattr(infer, "_run_meta", noted)
+    found = torch._foreach_atan(params)
+    assert lengths == [2]
+    assert [each.shape for each in found] == [p.shape for p in params]
+    node = lazyrt.pending_graph(*found).nodes[-1]
+    assert node.spec.text.count("chlo.atan") == 2
+    assert torch.equal(found[-1].cpu(), torch.full((73,), 0.5).atan())
+
+
+def test_an_entry_that_torch_refuses_is_refused_as_on_the_cpu():
+    sizes = [3, 4, 3, 4]
+
+    def call(device):
+        ones = [torch.ones(size, device=device) for size in sizes]
+        torch._foreach_add(ones, [*ones[:3], ones[0]])
+
+    with pytest.raises(RuntimeError) as expected:
+        call("cpu")
+    with pytest.raises(RuntimeError) as refused:
+        call(DEVICE)
+    assert str(refused.value) == str(expected.value)

@@ -23,7 +23,15 @@ import numpy as np
 from lazyrt import jax_compat
 from lazyrt.execution import memory
 from lazyrt.ir.fingerprint import Canonical, canonicalise
-from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, nbytes_of
+from lazyrt.ir.node import (
+    Leaf,
+    Node,
+    Value,
+    entry_lists,
+    iter_values,
+    map_values,
+    nbytes_of,
+)
 from lazyrt.lowering.emit import argument_types, emit_text, result_types
 from lazyrt.lowering.spec import spec_of
 
@@ -41,8 +49,6 @@ _PROGRAM = 50
 # layers runs until the optimised one is made.
 _LAUNCH = 15
 _MIN_LAYERS = 2  # what is equal, and what lies between
-# Foreach ops whose argument for all entries is one tensor.
-_NOT_BY_ENTRY = ("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,16 +177,8 @@ def _made(node: Node) -> list[Value]:
 
 def _lists(node: Node) -> tuple[int, ...]:
     """Return the positions of the lists of an op that does the same to each entry; else ()."""
-    name = node.op.name
-    if not name.startswith(("aten._foreach_", "aten._fused_")) or name in _NOT_BY_ENTRY:
-        return ()
-    schema = node.op.func._schema.arguments
-    lists = [k for k, each in enumerate(schema) if str(each.type).startswith("List[")]
-    lists = [k for k in lists if node.args[k]]
-    count = len(node.args[0])
-    if any(len(node.args[k]) != count for k in lists) or len(node.outputs) % count:
-        return ()
-    return tuple(lists)
+    lists = entry_lists(node.op.func, node.args)
+    return lists if lists and not len(node.outputs) % len(node.args[lists[0]]) else ()
 
 
 def _entries(node: Node) -> list[tuple[list[Value], list[Value]]]:
@@ -188,7 +186,7 @@ def _entries(node: Node) -> list[tuple[list[Value], list[Value]]]:
     lists = _lists(node)
     if not lists:
         return [(_made(node), list(node.operands))]
-    count = len(node.args[0])
+    count = len(node.args[lists[0]])
     return [
         (
             [v for v in node.outputs[k::count] if v is not None],
@@ -204,7 +202,7 @@ def _split(
     lists = _lists(node)
     if not lists:
         return [_Unit(node, node.args, node.outputs, owners[_made(node)[0]], number)]
-    count = len(node.args[0])
+    count = len(node.args[lists[0]])
     entries: dict[_Layer | None, list[int]] = defaultdict(list)
     for k in range(count):
         entries[owners[node.outputs[k]]].append(k)  # type: ignore[index]

@@ -26,6 +26,7 @@ from lazyrt.ir.node import (
     Node,
     Op,
     Value,
+    entry_lists,
     is_number,
     iter_values,
     map_values,
@@ -220,7 +221,7 @@ def _learned(called: torch._ops.OpOverload, key: Any, args: Sequence[Any]) -> An
         with contextlib.suppress(TypeError, ValueError, AttributeError):
             return _from_json(answer[0])
     with freeing_importers():
-        found = _run_meta(called, args)
+        found = _run_once_an_entry(called, args)
     question.learn([_to_json(found)])
     return found
 
@@ -318,6 +319,39 @@ _UNFIT = (
     "{} got operands whose dtypes or shapes do not go together, and the CPU refuses such calls. "
     "Convert or reshape them first."
 )
+
+
+def _run_once_an_entry(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
+    """Ask torch once for all entries of equal types, where an op does the same to each entry.
+
+    An optimizer's lists have an entry for each parameter, and a few types. What torch refuses is
+    asked whole.
+    """
+    lists = entry_lists(func, args)
+    if not lists:
+        return _run_meta(func, args)
+    entries = list(zip(*(type_key(args[at]) for at in lists), strict=True))
+    first = {entry: k for k, entry in reversed([*enumerate(entries)])}
+    chosen = sorted(first.values())
+    fewer = [
+        tuple(arg[k] for k in chosen) if at in lists else arg
+        for at, arg in enumerate(args)
+    ]
+    try:
+        found = _run_meta(func, fewer)
+    except PLAIN:
+        return _run_meta(func, args)
+    place = {k: number for number, k in enumerate(chosen)}
+    places = [place[first[entry]] for entry in entries]
+
+    def spread(part: Any) -> Any:
+        if not isinstance(part, tuple) or not part:
+            return part
+        if isinstance(part[0], tuple):
+            return tuple(map(spread, part))
+        return tuple(part[k] for k in places)
+
+    return spread(found)
 
 
 def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:

@@ -334,6 +334,24 @@ def map_values(args: Any, function: Callable[[Value], Any]) -> Any:
     return args
 
 
+# Foreach ops whose argument for all entries is one tensor.
+_NOT_BY_ENTRY = ("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
+
+
+def entry_lists(func: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the positions of the lists of an op that does the same to each entry; else ()."""
+    name = str(func)
+    by_entry = name.startswith(("aten._foreach_", "aten._fused_"))
+    if not by_entry or name.replace("_.", ".") in _NOT_BY_ENTRY:
+        return ()
+    given = enumerate(zip(func._schema.arguments, args, strict=False))
+    lists = [
+        k for k, (each, arg) in given if arg and str(each.type).startswith("List[")
+    ]
+    counts = {len(args[k]) for k in lists}
+    return tuple(lists) if len(counts) == 1 else ()
+
+
 def visit(
     root: Node, done: dict[Node, None], needs: Callable[[Node], Sequence[Node]]
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -53,9 +54,13 @@ _OTHER_NAME = {"norm": "linalg_vector_norm"}
 
 
 def _repeated(single: torch._ops.OpOverload) -> Rule:
-    """Return the rule that applies another op to each entry of its lists."""
+    """Return the rule that applies another op to each entry of its lists.
+
+    Entries of equal types are calls of one function, which jax traces once.
+    """
 
     def rule(ctx: OpContext, *args: Any) -> list[Array]:
+        functions: dict[Any, Callable[..., list[Array]]] = {}
         results = []
         for index, out in enumerate(ctx.outs):
             assert out is not None
@@ -64,10 +69,39 @@ def _repeated(single: torch._ops.OpOverload) -> Rule:
             last = ctx.args[-1]
             if isinstance(last, Aval) and last.shape:  # a tensor of factors
                 entry[-1], types[-1] = args[-1][index], Aval((), last.dtype)
-            results += ctx.call(single, entry, types, out)
+            key = (out, *((each.__class__, each) for each in types))
+            one = functions.get(key) or _once(ctx, single, entry, types, out)
+            functions[key] = one
+            results += one(*filter(_is_array, entry))
         return results
 
     return rule
+
+
+def _once(
+    ctx: OpContext,
+    single: torch._ops.OpOverload,
+    entry: Sequence[Any],
+    types: Sequence[Any],
+    out: Aval,
+) -> Callable[..., list[Array]]:
+    """Return the function of the arrays of an entry that computes what is like it."""
+    # Without arrays: those are this call's, the function is for later ones, too.
+    constants = [None if _is_array(each) else each for each in entry]
+
+    def one(*arrays: Array) -> list[Array]:
+        given = iter(arrays)
+        filled = [
+            next(given) if isinstance(kind, Aval) else constant
+            for kind, constant in zip(types, constants, strict=True)
+        ]
+        return ctx.call(single, filled, types, out)
+
+    return jax.jit(one)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array)
 
 
 def _entry(arg: Any, index: int) -> Any:
@@ -116,6 +150,7 @@ def _each(
     """
     present = [entries for entries in lists if entries]
     found: list[list[Array]] = []
+    update = jax.jit(update)  # entries of equal types are calls of one function
     for index, old in enumerate(zip(*present, strict=True)):
         wide = [cast(x, opmath_dtype(to_torch_dtype(x.dtype))) for x in old]
         new = update(*wide, *(steps[index : index + 1]))
