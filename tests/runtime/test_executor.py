@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import logging
 import math
 import re
 import signal
@@ -675,7 +676,8 @@ def test_a_second_process_compiles_nothing_afresh(tmp_path):
     assert second[4] == first[4]
 
 
-def test_a_damaged_file_of_the_cache_is_replaced(tmp_path, caplog):
+def test_a_damaged_file_of_the_cache_is_replaced_in_silence(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     config.cache_dir = tmp_path
 
     def work():
@@ -694,6 +696,7 @@ def test_a_damaged_file_of_the_cache_is_replaced(tmp_path, caplog):
         assert work() == expected
         assert lazyrt.counters()["compiles"] == 1
         assert "deleting the unreadable cache file" in caplog.text
+        assert all(record.levelno == logging.INFO for record in caplog.records)
         caplog.clear()
     lazyrt.reset_counters()
     assert work() == expected

@@ -179,7 +179,7 @@ def load(key: str) -> Any | None:
     try:
         executable = jax_compat.deserialise(_program_in(data, key))
     except Exception as error:  # noqa: BLE001 - whatever a damaged file makes XLA raise
-        _log.warning("deleting the unreadable cache file %s: %s", path, error)
+        _log.info("deleting the unreadable cache file %s: %s", path, error)
         with contextlib.suppress(OSError):
             path.unlink()
         return None
