@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import statistics
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,9 @@ def measure(layers: int, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
 
 
 def _compare(run: Callable[[int], list[float]], rounds: int) -> dict[str, float]:
-    """Return the smallest times of the first steps and of the others, and their ratio.
+    """Return the smallest times of the first steps and of later ones, and the median of their ratios.
+
+    The two of a ratio follow each other: a machine's speed may be another one in the next round.
 
     Args:
         run: Returns the times of some steps from one call site, a new one for each number.
@@ -48,9 +51,10 @@ def _compare(run: Callable[[int], list[float]], rounds: int) -> dict[str, float]
     """
     run(0)
     times = [run(number + 1) for number in range(rounds)]
-    new = min(first for first, *_ in times)
-    usual = min(min(others) for _, *others in times)
-    return {"usual": usual, "new": new, "ratio": new / usual}
+    usual = [statistics.mean(later) for _, *later in times]
+    new = [first for first, *_ in times]
+    ratio = statistics.median(a / b for a, b in zip(new, usual, strict=True))
+    return {"usual": min(usual), "new": min(new), "ratio": ratio}
 
 
 def _training(layers: int) -> Callable[[], float]:

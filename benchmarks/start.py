@@ -128,8 +128,8 @@ def _later_steps(found: _Found) -> Table:
         for (size, peer), each in found.items()
     ]
     title = (
-        f"ms a step: smallest that waits for the device, smallest mean of a loop in {_ROUNDS} "
-        "turns; the main thread's CPU time in it, and garbage collections"
+        f"ms a step, the smallest means of {_STEPS} steps in {_ROUNDS} turns: steps that wait for the "
+        "device, and a loop; the main thread's CPU time in the loop, and garbage collections"
     )
     return Table(title, ("", *parts), rows)
 
@@ -333,11 +333,11 @@ def measure(layers: int, width: int, peer: str) -> dict[str, Any]:
     compiled = compiles()
     waiting, loops, hosts, collecting = [], [], [], []
     for _ in range(_ROUNDS):
+        start = time.perf_counter()
         for _ in range(_STEPS):
-            start = time.perf_counter()
             step()
             wait()
-            waiting.append(time.perf_counter() - start)
+        waiting.append((time.perf_counter() - start) / _STEPS)
         with _Collections() as found:
             start, host = time.perf_counter(), time.thread_time()
             for _ in range(_STEPS):
