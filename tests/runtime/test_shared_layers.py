@@ -1,6 +1,7 @@
 """Fast builds of steps: equal layers are compiled once, and run one after another."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt import config, jax_compat
+from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import compiler, linked, memory
 from lazyrt.execution.executables import compiled_texts
 from lazyrt.observe import events
@@ -335,3 +337,36 @@ def test_waiting_for_a_step_is_waiting_for_what_nobody_reads_on():
     calls = build()._calls
 
     assert [call.is_last for call in calls] == [False] * 10 + [True]
+
+
+@pytest.mark.parametrize("failing", [0, -1])
+def test_an_error_between_layers_says_what_is_overwritten(failing, monkeypatch):
+    model = Model(4).to(DEVICE)
+    optimizer = adamw(model.parameters())
+    x = torch.ones(5, 4, device=DEVICE)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        lazyrt.mark_step()
+
+    step()
+
+    def fail(_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1024 bytes")
+
+    launch = linked.LinkedExecutable.launch
+
+    def launch_until(self, args):
+        self._run[failing] = (fail, *self._run[failing][1:])
+        return launch(self, args)
+
+    monkeypatch.setattr(linked.LinkedExecutable, "launch", launch_until)
+    lazyrt.clear_caches()  # plans hold the method
+    with pytest.raises(OutOfMemoryError) as caught:
+        step()
+    if failing:
+        assert re.search(r"with \d+ tensors that it has overwritten", str(caught.value))
+    else:
+        assert "every other tensor is as it was" in str(caught.value)

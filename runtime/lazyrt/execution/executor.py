@@ -674,8 +674,10 @@ def run_plan(
 ) -> Sequence[Any]:
     """Hand a plan to the device; return the data of the wanted values, in their order."""
     graph = plan.graph
-    with memory.explained(memory.what_runs(len(graph.nodes))), jax_compat.scope():
-        args = pack_arguments(plan, step)
+    args: list[Any] = []
+    what = memory.what_runs(len(graph.nodes))
+    with memory.explained(what, args), jax_compat.scope():
+        args += pack_arguments(plan, step)
         if step is not pending and plan.record is not None:
             for taken in plan.record.key.donated:
                 args[taken] = jax_compat.copy(args[taken])

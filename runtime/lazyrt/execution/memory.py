@@ -170,12 +170,18 @@ def _result(nbytes: int, node: Node) -> str:
 
 
 class explained:  # noqa: N801 - used like a function, in `with`
-    """Turn XLA's words for a failed allocation into OutOfMemoryError; costs nothing else."""
+    """Turn XLA's words for a failed allocation into OutOfMemoryError; costs nothing else.
 
-    __slots__ = ("_what",)
+    Args:
+        what: What is run, in words.
+        given: The arrays that it reads, as far as they are known by then.
+    """
 
-    def __init__(self, what: str) -> None:
+    __slots__ = ("_given", "_what")
+
+    def __init__(self, what: str, given: Sequence[Any] = ()) -> None:
         self._what = what
+        self._given = given
 
     def __enter__(self) -> None:
         pass
@@ -191,11 +197,21 @@ class explained:  # noqa: N801 - used like a function, in `with`
         # Not chained: XLA's error would keep frames, and with them inputs.
         raise OutOfMemoryError(
             f"the device could not allocate {size} for {self._what}. What that execution was to "
-            "compute is lost, and has to be computed again; every other tensor is as it "
-            f"was.\n{_advice()}",
+            f"compute is lost{self._rest()}.\n{_advice()}",
             needed=needed,
             available=available(),
         ) from None
+
+    def _rest(self) -> str:
+        """Return whether more is lost: linked programs that ran before have overwritten inputs."""
+        arrays = (each for each in self._given if isinstance(each, jax_compat.Array))
+        lost = sum(array.is_deleted() for array in arrays)
+        if not lost:
+            return ", and has to be computed again; every other tensor is as it was"
+        return (
+            f", with {plural(lost, 'tensor')} that it has overwritten already. Make the model and "
+            "the optimizer anew, or load a checkpoint"
+        )
 
 
 def wait_for(data: Any) -> None:
