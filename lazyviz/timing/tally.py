@@ -146,6 +146,7 @@ class Tally:
     _frames: list[events.FrameCompiled] = field(default_factory=list)
     _code_breaks: Counter[tuple[str, str]] = field(default_factory=Counter)
     _swaps: list[events.BuildSwapped] = field(default_factory=list)
+    _fast: dict[int, None] = field(default_factory=dict)
 
     @property
     def running(self) -> int:
@@ -232,6 +233,7 @@ class Tally:
                 for (reason, site), times in self._code_breaks.items()
             ),
             swaps=tuple(self._swaps),
+            fast=tuple(self._fast)[:_MAX_REASONS],
             left=tuple(self._left),
             looks=(*self._repeats.values(), *self._looks),
         )
@@ -270,6 +272,8 @@ class Tally:
             self.new_steps.append(event.step)
 
     def _compile(self, event: events.CompileFinished) -> None:
+        if event.purpose == "step" and event.tier == "fast":
+            self._fast[event.nodes] = None
         if event.purpose == "step" and event.source == "disk":
             self.loads += 1
             self.load_ns += event.duration_ns

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent import futures
 from functools import partial
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from IPython.core.completer import provisionalcompleter
 
 import lazyrt
+from lazyrt.config import config
+from lazyrt.execution import compiler
 from lazyrt.observe import events
 from lazyviz import extension, session
 from tests.conftest import displayed
@@ -636,3 +639,19 @@ def test_sd02_a_strip_draws_what_its_cell_added_and_folds_what_was_there(lab):
     (earlier,) = (label for label in second if ", node %" not in label)
     assert "5 ops, 1 input" in earlier
     assert displayed(lab)[0].startswith("7 pending ops (+2 here)")
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_a_strip_says_which_build_a_graph_runs_by(lab):
+    source = "y = x\nfor _ in range(20):\n    y = (y * 1.5).sin()\nlazyrt.mark_step()"
+    with config.scoped(compile_tier="tiered", cache_dir=None):
+        run(lab, source)
+        futures.wait(list(compiler._under_way.values()))
+        run(lab, source)
+    first, second = (text.splitlines() for text in strips(lab))
+    assert "  the graph of 40 ops runs by its fast build" in first
+    assert not [line for line in first if "optimised build" in line]
+    (swapped,) = [line for line in second if "optimised build" in line]
+    assert re.fullmatch(
+        r"  from step \d+ on the graph of 40 ops runs by its optimised build", swapped
+    )
