@@ -71,7 +71,9 @@ class Expectations:
     def add(self, event: Any) -> None:
         """Take in an event; most kinds tell nothing."""
         match type(event).__name__:
-            case "CompileFinished" if event.source == "xla" and event.tier != "fast":
+            case "CompileFinished" if (
+                event.source == "xla" and event.purpose != "tier up"
+            ):
                 _put(self._compiles, event.fingerprint, event.duration_ns)
             case "ExecuteStarted":
                 _put(self._nodes, event.fingerprint, event.nodes)
@@ -111,13 +113,15 @@ class Expectations:
         return Expected(known, "as before") if known is not None else Expected()
 
     def _remembered(self, runtime: ModuleType | None) -> dict[str, int]:
-        """Return compile times by the first digits of a fingerprint."""
+        """Return compile times by the first digits of a fingerprint, of the build that comes first."""
         if self._disk is None and runtime is not None:
+            is_optimised = runtime.config.compile_tier == "optimised"
+            first = "optimised" if is_optimised else "fast"
             entries = runtime.cached_executables(limit=_MAX_REMEMBERED)
             self._disk = {
                 entry.holds.rpartition(" ")[2]: entry.compile_ns
-                for entry in entries
-                if entry.compile_ns and entry.tier == "optimised"
+                for entry in sorted(entries, key=lambda entry: entry.tier == first)
+                if entry.compile_ns
             }
         return self._disk or {}
 

@@ -132,20 +132,30 @@ def test_a_graph_that_was_compiled_before_is_expected_to_take_as_long(shell):
     known = Expectations()
 
     known.add(fakes.compiled(duration_ns=12_000_000_000))
+    known.add(fakes.compiled(duration_ns=30_000_000_000, purpose="tier up"))
 
     assert str(known.compile("aa")) == "about 12 s (as before)"
     assert str(known.compile("bb")) == "unknown"
 
 
-def test_what_the_cache_on_disk_remembers_counts(shell):
-    entry = SimpleNamespace(
-        compile_ns=3_000_000_000, tier="optimised", holds="step graph 0123abcd"
+@pytest.mark.parametrize(
+    ("tier", "expected"), [("optimised", "3.0 s"), ("tiered", "1.0 s")]
+)
+def test_what_the_cache_on_disk_remembers_of_the_first_build_counts(
+    shell, tier, expected
+):
+    entries = [
+        SimpleNamespace(compile_ns=ns, tier=each, holds="step graph 0123abcd")
+        for each, ns in (("fast", 1_000_000_000), ("optimised", 3_000_000_000))
+    ]
+    runtime: Any = SimpleNamespace(
+        cached_executables=lambda limit: entries,
+        config=SimpleNamespace(compile_tier=tier),
     )
-    runtime: Any = SimpleNamespace(cached_executables=lambda limit: [entry])
 
     known = Expectations()
 
-    assert str(known.compile("0123abcdff", runtime)) == "about 3.0 s (as before)"
+    assert str(known.compile("0123abcdff", runtime)) == f"about {expected} (as before)"
     assert str(known.compile("ee", runtime)) == "unknown"
 
 

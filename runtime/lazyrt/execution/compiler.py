@@ -46,7 +46,7 @@ _POLL_S = 0.5
 _MAX_FAREWELL_S = 5.0
 _WORKERS = 2
 
-_FEW = 10  # nodes that the fixed part of a compile is worth
+FEW_NODES = 10  # that the fixed part of a compile is worth
 
 _executables: dict[str, Any] = {}
 _facts: dict[str, cache.Facts] = {}
@@ -269,7 +269,7 @@ def saves_time_in_two_tiers(graph: Canonical, optimised: str, fast: str) -> bool
     """
     several = processes_of(graph.nodes) or mesh_of(graph) is not None
     is_first = cache.has(fast) or not cache.has(optimised)
-    return len(graph.nodes) > _FEW and not several and is_first
+    return len(graph.nodes) > FEW_NODES and not several and is_first
 
 
 @contextlib.contextmanager

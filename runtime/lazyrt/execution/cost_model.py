@@ -467,6 +467,8 @@ def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
 def compile_forecast(graph: Sequence[Node] | str) -> int | None:
     """Return how many nanoseconds compiling a graph will take, None if that is not known.
 
+    Of two builds that is the fast one, which the step waits for.
+
     It is known where ops of the same kinds were compiled before, here or in a process whose cache
     this one has, for all but a tenth of what the work is guessed to be.
 
@@ -475,7 +477,8 @@ def compile_forecast(graph: Sequence[Node] | str) -> int | None:
     """
     if isinstance(graph, str):
         return _forecasts.get(graph)
-    fast = config.compile_tier == "fast"
+    tiered = config.compile_tier == "tiered" and len(graph) > compiler.FEW_NODES
+    fast = tiered or config.compile_tier == "fast"
     return _forecast(step_compile(graph, fast=fast))
 
 
