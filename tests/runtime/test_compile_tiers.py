@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent import futures
 
@@ -14,7 +15,7 @@ from lazyrt import config, jax_compat
 from lazyrt.execution import compiler
 from lazyrt.observe import events
 from lazyrt.testing import frozen
-from tests.harness import DEVICE, cold_start, recorded, run_python
+from tests.harness import DEVICE, cold_start, recorded, run_python, start_python
 
 pytestmark = pytest.mark.lazy_only("is about executables of steps")
 
@@ -169,29 +170,50 @@ def test_steps_go_on_while_the_build_is_under_way(monkeypatch):
     assert tiers_of(found, "step") == ["fast", "optimised"]
 
 
+_ENDING = """
+import lazyrt, signal, threading, time, torch
+from lazyrt import jax_compat
+from lazyrt.execution import compiler
+signal.signal(signal.SIGINT, signal.default_int_handler)
+compiler._MAX_FAREWELL_S = 0.01
+make, under_way = jax_compat.compile_text, threading.Event()
+def slow(*args, fast, **rest):
+    if not fast:
+        under_way.set()
+        time.sleep({seconds})
+    made = make(*args, fast=fast, **rest)
+    print('fast' if fast else 'optimised', flush=True)
+    return made
+jax_compat.compile_text = slow
+x = torch.ones(2, 8).to('lazyrt')
+for k in range(40):
+    x = (x @ x.T).sin() @ x + k
+lazyrt.mark_step()
+under_way.wait(60)
+print('end', flush=True)
+"""
+
+
 @pytest.mark.slow
 def test_a_program_that_ends_waits_for_the_build_under_way():
-    code = (
-        "import lazyrt, threading, time, torch\n"
-        "from lazyrt import jax_compat\n"
-        "from lazyrt.execution import compiler\n"
-        "compiler._MAX_FAREWELL_S = 0.01\n"
-        "make, under_way = jax_compat.compile_text, threading.Event()\n"
-        "def slow(*args, fast, **rest):\n"
-        "    if not fast:\n"
-        "        under_way.set()\n"
-        "        time.sleep(1)\n"
-        "    made = make(*args, fast=fast, **rest)\n"
-        "    print('fast' if fast else 'optimised', flush=True)\n"
-        "    return made\n"
-        "jax_compat.compile_text = slow\n"
-        "x = torch.ones(2, 8).to('lazyrt')\n"
-        "for k in range(40):\n"
-        "    x = (x @ x.T).sin() @ x + k\n"
-        "lazyrt.mark_step()\n"
-        "under_way.wait(60)\n"
-        "print('end', flush=True)\n"
-    )
+    code = _ENDING.format(seconds=1)
     out = run_python(code, LAZYRT_COMPILE_TIER="tiered", LAZYRT_CACHE_DIR="")
 
     assert out.split() == ["fast", "end", "optimised"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_program_that_waits_for_a_build_as_ctrl_c_does():
+    code = _ENDING.format(seconds=60)
+    program = start_python(code, LAZYRT_COMPILE_TIER="tiered", LAZYRT_CACHE_DIR="")
+    assert program.stdout is not None
+    assert program.stderr is not None
+    for line in program.stdout:
+        if "end" in line:
+            break
+    assert "Ctrl-C ends at once" in program.stderr.readline()
+    program.send_signal(signal.SIGINT)
+    output, errors = program.communicate(timeout=30)
+
+    assert program.returncode == -signal.SIGINT
+    assert (output, errors) == ("", "")

@@ -595,11 +595,13 @@ def _finish() -> None:
     One that the program waited for gets a moment, since whoever interrupted it wants to
     leave. An optimised build is waited for, and the next run finds it on the disk.
     """
+    running = [future for future in _under_way.values() if not future.cancel()]
     with contextlib.suppress(BaseException):  # the process is ending
-        running = [future for future in _under_way.values() if not future.cancel()]
         _, late = futures.wait(running, _MAX_FAREWELL_S)
         if _in_background.running in late:
             _log.warning(
                 "lazyrt waits for the optimised build of a step; Ctrl-C ends at once"
             )
             futures.wait([_in_background.running])
+    if not all(future.done() for future in running):
+        process.end_by_interrupt()

@@ -6,9 +6,11 @@ XLA's threads stay in the parent of a fork, so a child that waits for them hangs
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -56,6 +58,16 @@ def check_not_forked() -> None:
 def _finish() -> None:
     """Let the device come to rest: a thread inside XLA while Python ends would abort it."""
     completion.wait(timeout_s=30.0)
+
+
+def end_by_interrupt() -> None:
+    """End the process at once, as one that Ctrl-C ends: Python would abort below a thread inside XLA."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _after_fork() -> None:
