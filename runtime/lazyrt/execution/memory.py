@@ -179,7 +179,7 @@ class explained:  # noqa: N801 - used like a function, in `with`
 
     __slots__ = ("_given", "_what")
 
-    def __init__(self, what: str, given: Sequence[Any] = ()) -> None:
+    def __init__(self, what: str, given: Sequence[object] = ()) -> None:
         self._what = what
         self._given = given
 

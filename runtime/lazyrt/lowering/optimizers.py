@@ -60,7 +60,7 @@ def _repeated(single: torch._ops.OpOverload) -> Rule:
     """
 
     def rule(ctx: OpContext, *args: Any) -> list[Array]:
-        functions: dict[Any, Callable[..., list[Array]]] = {}
+        functions: dict[object, Callable[..., list[Array]]] = {}
         results = []
         for index, out in enumerate(ctx.outs):
             assert out is not None
@@ -81,8 +81,8 @@ def _repeated(single: torch._ops.OpOverload) -> Rule:
 def _once(
     ctx: OpContext,
     single: torch._ops.OpOverload,
-    entry: Sequence[Any],
-    types: Sequence[Any],
+    entry: Sequence[object],
+    types: Sequence[object],
     out: Aval,
 ) -> Callable[..., list[Array]]:
     """Return the function of the arrays of an entry that computes what is like it."""
@@ -100,7 +100,7 @@ def _once(
     return jax.jit(one)
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return isinstance(value, jax.Array)
 
 
@@ -289,15 +289,20 @@ def fused_adagrad(
 def check_and_unscale(
     ctx: OpContext, tensors: Sequence[Array], found_inf: Array, inv_scale: Array
 ) -> list[Array]:
-    found = found_inf
-    unscaled = []
     factor = jnp.reshape(inv_scale, ())
-    for x in tensors:
-        is_finite = jnp.all(jnp.isfinite(x))
-        found = jnp.where(is_finite, found, lax.full_like(found, 1))
+
+    @jax.jit
+    def unscale(x: Array) -> tuple[Array, Array]:
         wide = cast(x, opmath_dtype(to_torch_dtype(x.dtype)))
         product = (wide * factor.astype(wide.dtype)).astype(x.dtype)
-        unscaled.append(jnp.where(factor == 1, x, product))
+        return jnp.where(factor == 1, x, product), jnp.all(jnp.isfinite(x))
+
+    found = found_inf
+    unscaled = []
+    for tensor in tensors:
+        new, is_finite = unscale(tensor)
+        found = jnp.where(is_finite, found, lax.full_like(found, 1))
+        unscaled.append(new)
     return [*unscaled, found]
 
 
