@@ -59,7 +59,7 @@ class Strip(Showable):
         error: Name of the exception that ended the cell, or None.
         interrupted: Whether that was the user's interrupt.
         reasons: Why graphs had to be compiled, in words.
-        fast: Ops of each graph that got a fast build.
+        fast_builds: Op counts of the graphs that got a fast build.
         swaps: Graphs that run by their optimised build since a step of the cell.
         graph: The pending graph, where it is to be shown; where nothing is pending, that of the
             largest step that the cell ran, the latest of equal ones, whose number is `drawn_step`.
@@ -107,7 +107,7 @@ class Strip(Showable):
     error: str | None = None
     interrupted: bool = False
     reasons: tuple[str, ...] = ()
-    fast: tuple[int, ...] = ()
+    fast_builds: tuple[int, ...] = ()
     swaps: tuple[BuildSwapped, ...] = ()
     graph: DrawGraph | None = None
     drawn_step: int | None = None
@@ -241,7 +241,7 @@ def strip_notes(strip: Strip) -> list[str]:
         *map(compiled_text, strip.reasons),
         *(
             f"the graph of {text.plural(ops, 'op')} runs by its fast build"
-            for ops in strip.fast
+            for ops in strip.fast_builds
         ),
         *(
             f"from step {event.step} on the graph of {text.plural(event.nodes, 'op')} runs by its "

@@ -113,7 +113,7 @@ class Expectations:
         return Expected(known, "as before") if known is not None else Expected()
 
     def _remembered(self, runtime: ModuleType | None) -> dict[str, int]:
-        """Return compile times by the first digits of a fingerprint, of the build that comes first."""
+        """Return compile times of the build that a step waits for, by the first digits of a fingerprint."""
         if self._disk is None and runtime is not None:
             is_optimised = runtime.config.compile_tier == "optimised"
             first = "optimised" if is_optimised else "fast"

@@ -146,7 +146,7 @@ class Tally:
     _frames: list[events.FrameCompiled] = field(default_factory=list)
     _code_breaks: Counter[tuple[str, str]] = field(default_factory=Counter)
     _swaps: list[events.BuildSwapped] = field(default_factory=list)
-    _fast: dict[int, None] = field(default_factory=dict)
+    _fast_builds: dict[int, None] = field(default_factory=dict)
 
     @property
     def running(self) -> int:
@@ -233,7 +233,7 @@ class Tally:
                 for (reason, site), times in self._code_breaks.items()
             ),
             swaps=tuple(self._swaps),
-            fast=tuple(self._fast)[:_MAX_REASONS],
+            fast_builds=tuple(self._fast_builds)[:_MAX_REASONS],
             left=tuple(self._left),
             looks=(*self._repeats.values(), *self._looks),
         )
@@ -273,7 +273,7 @@ class Tally:
 
     def _compile(self, event: events.CompileFinished) -> None:
         if event.purpose == "step" and event.tier == "fast":
-            self._fast[event.nodes] = None
+            self._fast_builds[event.nodes] = None
         if event.purpose == "step" and event.source == "disk":
             self.loads += 1
             self.load_ns += event.duration_ns

@@ -467,7 +467,7 @@ def step_compile(nodes: Sequence[Node], *, fast: bool) -> list[Part]:
 def compile_forecast(graph: Sequence[Node] | str) -> int | None:
     """Return how many nanoseconds compiling a graph will take, None if that is not known.
 
-    Of two builds that is the fast one, which the step waits for.
+    In two tiers that is the fast build's time, which the step waits for.
 
     It is known where ops of the same kinds were compiled before, here or in a process whose cache
     this one has, for all but a tenth of what the work is guessed to be.

@@ -174,14 +174,14 @@ class explained:  # noqa: N801 - used like a function, in `with`
 
     Args:
         what: What is run, in words.
-        given: The arrays that it reads, as far as they are known by then.
+        inputs: The arrays that it reads; may be filled later.
     """
 
-    __slots__ = ("_given", "_what")
+    __slots__ = ("_inputs", "_what")
 
-    def __init__(self, what: str, given: Sequence[object] = ()) -> None:
+    def __init__(self, what: str, inputs: Sequence[object] = ()) -> None:
         self._what = what
-        self._given = given
+        self._inputs = inputs
 
     def __enter__(self) -> None:
         pass
@@ -203,8 +203,8 @@ class explained:  # noqa: N801 - used like a function, in `with`
         ) from None
 
     def _rest(self) -> str:
-        """Return whether more is lost: linked programs that ran before have overwritten inputs."""
-        arrays = (each for each in self._given if isinstance(each, jax_compat.Array))
+        """Return what became of other tensors: programs that ran before may have overwritten inputs."""
+        arrays = (each for each in self._inputs if isinstance(each, jax_compat.Array))
         lost = sum(array.is_deleted() for array in arrays)
         if not lost:
             return ", and has to be computed again; every other tensor is as it was"

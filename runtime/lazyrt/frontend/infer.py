@@ -221,7 +221,7 @@ def _learned(called: torch._ops.OpOverload, key: Any, args: Sequence[Any]) -> An
         with contextlib.suppress(TypeError, ValueError, AttributeError):
             return _from_json(answer[0])
     with freeing_importers():
-        found = _run_once_an_entry(called, args)
+        found = _infer_entries(called, args)
     question.learn([_to_json(found)])
     return found
 
@@ -321,18 +321,18 @@ _UNFIT = (
 )
 
 
-def _run_once_an_entry(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
-    """Ask torch once for all entries of equal types, where an op does the same to each entry.
+def _infer_entries(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
+    """Run the meta kernel with one entry of each type, where an op does the same to each entry.
 
-    An optimizer's lists have an entry for each parameter, and a few types. What torch refuses is
-    asked whole.
+    An optimizer's lists have an entry for each parameter, of a few types. A call that torch refuses
+    is run with all entries, for its error.
     """
     lists = entry_lists(func, args)
     if not lists:
         return _run_meta(func, args)
-    entries = list(zip(*(type_key(args[at]) for at in lists), strict=True))
-    first = {entry: k for k, entry in reversed([*enumerate(entries)])}
-    chosen = sorted(first.values())
+    types = list(zip(*(type_key(args[at]) for at in lists), strict=True))
+    number = {each: k for k, each in enumerate(dict.fromkeys(types))}
+    chosen = [types.index(each) for each in number]
     fewer = [
         tuple(arg[k] for k in chosen) if at in lists else arg
         for at, arg in enumerate(args)
@@ -341,17 +341,15 @@ def _run_once_an_entry(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
         found = _run_meta(func, fewer)
     except PLAIN:
         return _run_meta(func, args)
-    place = {k: number for number, k in enumerate(chosen)}
-    places = [place[first[entry]] for entry in entries]
 
-    def spread(part: Any) -> Any:
-        if not isinstance(part, tuple) or not part:
-            return part
-        if isinstance(part[0], tuple):
-            return tuple(map(spread, part))
-        return tuple(part[k] for k in places)
+    def expand(results: Any) -> Any:
+        if not results:  # of an in-place op, or of an empty list
+            return results
+        if isinstance(results[0], tuple):  # a list for each of several lists
+            return tuple(map(expand, results))
+        return tuple(results[number[each]] for each in types)
 
-    return spread(found)
+    return expand(found)
 
 
 def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:

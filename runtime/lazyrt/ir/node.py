@@ -334,22 +334,23 @@ def map_values(args: Any, function: Callable[[Value], Any]) -> Any:
     return args
 
 
-# Foreach ops whose argument for all entries is one tensor.
-_NOT_BY_ENTRY = ("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
-
-
 def entry_lists(func: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
-    """Return the positions of the lists of an op that does the same to each entry; else ()."""
-    name = str(func)
-    by_entry = name.startswith(("aten._foreach_", "aten._fused_"))
-    if not by_entry or name.replace("_.", ".") in _NOT_BY_ENTRY:
+    """Return the positions of the lists of an op that does the same to each entry; else ().
+
+    A tensor of several elements beside the lists has one for each entry: that op does not.
+    """
+    if not str(func).startswith(("aten._foreach_", "aten._fused_")):
         return ()
-    given = enumerate(zip(func._schema.arguments, args, strict=False))
-    lists = [
-        k for k, (each, arg) in given if arg and str(each.type).startswith("List[")
-    ]
-    counts = {len(args[k]) for k in lists}
-    return tuple(lists) if len(counts) == 1 else ()
+    given = list(zip(func._schema.arguments, args, strict=False))
+    kinds = [str(each.type) if arg else "" for each, arg in given]
+    factors = [arg for _, arg in given if isinstance(arg, Value)]
+    lists = [k for k, kind in enumerate(kinds) if kind.startswith("List[")]
+    is_by_entry = (
+        "List[Tensor]" in kinds
+        and len({len(args[k]) for k in lists}) == 1
+        and all(math.prod(factor.shape) <= 1 for factor in factors)
+    )
+    return tuple(lists) if is_by_entry else ()
 
 
 def visit(

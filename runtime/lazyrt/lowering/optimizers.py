@@ -70,7 +70,7 @@ def _repeated(single: torch._ops.OpOverload) -> Rule:
             if isinstance(last, Aval) and last.shape:  # a tensor of factors
                 entry[-1], types[-1] = args[-1][index], Aval((), last.dtype)
             key = (out, *((each.__class__, each) for each in types))
-            one = functions.get(key) or _once(ctx, single, entry, types, out)
+            one = functions.get(key) or _jitted(ctx, single, entry, types, out)
             functions[key] = one
             results += one(*filter(_is_array, entry))
         return results
@@ -78,15 +78,15 @@ def _repeated(single: torch._ops.OpOverload) -> Rule:
     return rule
 
 
-def _once(
+def _jitted(
     ctx: OpContext,
     single: torch._ops.OpOverload,
     entry: Sequence[object],
     types: Sequence[object],
     out: Aval,
 ) -> Callable[..., list[Array]]:
-    """Return the function of the arrays of an entry that computes what is like it."""
-    # Without arrays: those are this call's, the function is for later ones, too.
+    """Return a jitted function that applies the single op to the arrays of any entry of these types."""
+    # Kept without the arrays, which are those of the first entry alone.
     constants = [None if _is_array(each) else each for each in entry]
 
     def one(*arrays: Array) -> list[Array]:
